@@ -1,17 +1,18 @@
 """Tensors of a model whose values on one rank are old: parameters that another rank trains, buffers that a stage of another rank writes, and
-what a state that was loaded left out. The loss, or a hook, that reads one of them is refused.
+what a state that was loaded left out. The loss, or a hook, that reads one of them, or writes a tensor of another rank, is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 
 from pipecompile.errors import InputError
 from pipecompile.torch_private.hidden_values import hidden
+from pipecompile.torch_private.storages import version_of
 
 __all__ = ["OldValues"]
 
@@ -44,11 +45,17 @@ class OldValues:
             elif name in every and not tensor.requires_grad:
                 self._left_out.add(id(tensor))
 
-    def hidden(self, tensors: Named) -> AbstractContextManager[None]:
-        """Return a context in which reading an old one of these tensors raises InputError."""
+    @contextmanager
+    def hidden(self, tensors: Named) -> Iterator[None]:
+        """Raise InputError when an old one of these tensors is read in this context, and at its end if another one was written."""
         changed = self._written | self._left_out
         old = [tensor for tensor in tensors if tensor.requires_grad or id(tensor) in changed]
-        return hidden(old, partial(self._refusal, names=tensors))
+        versions = {tensor: version_of(tensor) for tensor in tensors.keys() - set(old) if not tensor.is_inference()}
+        with hidden(old, partial(self._refusal, names=tensors)):
+            yield
+        for tensor, version in versions.items():
+            if version_of(tensor) != version:
+                raise _written_here(tensors[tensor])
 
     def _refusal(self, tensor: torch.Tensor, *, names: Named) -> InputError:
         name = names.get(tensor, f"a tensor {list(tensor.shape)}")
@@ -62,3 +69,11 @@ class OldValues:
             return InputError(f"the values of {name} are read, which lives on another rank", why=why, hint=hint)
         why = "another rank has the parameter, so its values here are old and its gradient would be lost; the loss, or a hook, reads it"
         return InputError(f"the values of {name} are read on a rank that does not train it", why=why, hint=hint)
+
+
+def _written_here(name: str) -> InputError:
+    return InputError(
+        f"{name}, which lives on another rank, is written on this one",
+        why="the loss, or a hook, writes it, and the stages that use it run on its own rank",
+        hint="this write in the model's forward, or after the step on every rank",
+    )

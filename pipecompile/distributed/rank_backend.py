@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from itertools import chain
@@ -140,8 +140,10 @@ class RankBackend:
         devices = [options.devices[device] for device in plan.placement]
         here = self.communicator.ranks.index
         copies = place_on_ranks(graph, stages, devices, plan.placement, homes, self.values, here)
-        if here == 0:
-            homes.move_unused(model, options.devices[0])
+        last = plan.placement[-1]
+        if here == last:
+            homes.move_unused(model, options.devices[last])
+        homes.assign_unused(model, last)  # the loss may use it
         return copies
 
     def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
@@ -190,15 +192,20 @@ class RankBackend:
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         """Broadcast this rank's parameters from the first copy of the pipeline, then shard them."""
-        index = self.communicator.ranks.index
-        used = {id(tensor): tensor for _, tensor in tensor_uses(graph, stages) if owner_of(tensor, homes) == index}
-        broadcast_from_first(used.values(), self.copies)
+        used = self._own((tensor for _, tensor in tensor_uses(graph, stages)), homes)
+        model = () if self.model is None else (*self.model.parameters(), *self.model.buffers())
+        broadcast_from_first((used | self._own(model, homes)).values(), self.copies)
         self.shards.shard(tensor for tensor in used.values() if isinstance(tensor, nn.Parameter))
+
+    def _own(self, tensors: Iterable[torch.Tensor], homes: Homes) -> dict[int, torch.Tensor]:
+        """Return the tensors that live on this rank, each once."""
+        return {id(tensor): tensor for tensor in tensors if owner_of(tensor, homes) == self.communicator.ranks.index}
 
 
 def owner_of(tensor: torch.Tensor, homes: Homes) -> int:
-    """Return the pipeline device where a tensor lives. A tensor that no stage uses lives on the first."""
+    """Return the pipeline device where a tensor lives. A tensor that no stage uses lives with the last stage, and so with the loss."""
     home = homes.find(tensor)
+    home = homes.rest if home is None else home
     return home if isinstance(home, int) else 0
 
 

@@ -1,4 +1,4 @@
-"""Buffers that a loss function reads and that a step writes: a stage may be micro-batches ahead of the loss.
+"""Tensors that a loss function reads and a stage writes, or the other way round: a stage may be micro-batches ahead of the loss.
 
 stage 0     F0 writes center    F1 writes center
 stage 1                 F0, loss reads center: of micro-batch 0 or 1, as it happens
@@ -7,8 +7,9 @@ stage 1                 F0, loss reads center: of micro-batch 0 or 1, as it happ
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.runtime.cells.recompute import SideEffects
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
+from pipecompile.torch_private.storages import version_of
+from pipecompile.tracing.state.function_state import tensors_near
+from pipecompile.tracing.state.preserved_run import state_tensors
 
 __all__ = ["refuse_in_list", "refuse_written"]
 
@@ -31,24 +35,45 @@ def _written_before_last(specialization: Specialization) -> dict[torch.Tensor, i
     return {buffer: stage.index for stage in stages for buffer in SideEffects.of(stage).written_buffers}
 
 
+def _used_before_last(specialization: Specialization) -> dict[torch.Tensor, int]:
+    """Return the tensors that stages before the last use, and the loss could write, with the number of the stage."""
+    stages, reached = specialization.stages[:-1], tensors_near(specialization.options.loss_fn)
+    pairs = [(tensor, stage.index) for stage in reversed(stages) for tensor in state_tensors(stage.module)]
+    return {tensor: stage for tensor, stage in pairs if id(tensor) in reached and not tensor.is_inference()}
+
+
 def refuse_written(specialization: Specialization, read: Collection[int], samples: int, target: Any) -> None:
-    """Raise InputError if the loss reads a buffer that a stage before the last writes. `read` has ids of tensors that it is known to read.
+    """Raise InputError if the loss reads a buffer that a stage before the last writes, or writes a tensor that such a stage uses. `read` has
+    ids of tensors that it is known to read.
 
     The loss is called on zeros for `samples` samples and the target of a micro-batch, and what it writes is undone.
     """
-    written = _written_before_last(specialization)
+    written, used = _written_before_last(specialization), _used_before_last(specialization)
     found = [buffer for buffer in written if id(buffer) in read]
+    changed: list[torch.Tensor] = []
 
     def note(buffer: torch.Tensor) -> Exception:
         found.append(buffer)
         return RuntimeError("a hidden buffer is read")
 
-    if written and not found:
-        device = specialization.stage_devices[-1]
-        with suppress(Exception), loss_undone(specialization.options.loss_fn, device), hidden(written, note):
+    if (written or used) and not found:
+        undone = loss_undone(specialization.options.loss_fn, specialization.stage_devices[-1])
+        with suppress(Exception), undone, hidden(written, note), _writes_noted(used, changed):
             _call_on_zeros(specialization, samples, target)
     if found:
-        raise _refused(specialization, found[0], written[found[0]])
+        raise _refused(specialization, found[0], written[found[0]], "writes")
+    if changed:
+        raise _refused(specialization, changed[0], used[changed[0]], "reads")
+
+
+@contextmanager
+def _writes_noted(tensors: Collection[torch.Tensor], changed: list[torch.Tensor]) -> Iterator[None]:
+    """Append to `changed` the tensors that are written in this context."""
+    versions = [(tensor, version_of(tensor)) for tensor in tensors]
+    try:
+        yield
+    finally:
+        changed += [tensor for tensor, version in versions if version_of(tensor) != version]
 
 
 def refuse_in_list(recordings: Sequence[Specialization], sizes: Sequence[int], targets: Sequence[Any]) -> None:
@@ -73,12 +98,19 @@ def _call_on_zeros(specialization: Specialization, samples: int, target: Any) ->
     options.loss_fn(outputs.output(tensors, samples), *targets)
 
 
-def _refused(specialization: Specialization, buffer: torch.Tensor, stage: int) -> InputError:
-    names = {id(tensor): name for name, tensor in specialization.graph.named_buffers()}
+def _refused(specialization: Specialization, tensor: torch.Tensor, stage: int, verb: str) -> InputError:
+    """Return the error of a tensor that a stage `verb`s, "reads" or "writes", and the loss does the other."""
+    graph, by_loss = specialization.graph, {"reads": "writes", "writes": "reads"}[verb]
+    names = {id(one): name for name, one in chain(graph.named_buffers(), graph.named_parameters())}
+    what = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+    moved = {"reads": "this write in the model's forward, or after the step", "writes": _READ_ELSEWHERE}[verb]
     code = getattr(inspect.unwrap(specialization.options.loss_fn), "__code__", None)  # type: ignore[arg-type]
     return InputError(
-        f"the loss reads the buffer {names.get(id(buffer), '')!r}, which stage {stage} writes in the model's forward",
+        f"the loss {by_loss} the {what} {names.get(id(tensor), '')!r}, which stage {stage} {verb} in the model's forward",
         where=f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else "",
         why=f"stage {stage} may be micro-batches ahead of the loss, as far as the schedule lets it",
-        hint="this part of the loss computed in the model's forward; the value returned by forward; or n_microbatches=1",
+        hint=f"{moved}; or n_microbatches=1",
     )
+
+
+_READ_ELSEWHERE = "this part of the loss computed in the model's forward; the value returned by forward"

@@ -54,6 +54,7 @@ class Homes:
     def __init__(self) -> None:
         self._homes: dict[int, tuple[torch.Tensor, Hashable]] = {}
         self._moved: list[tuple[torch.Tensor, torch.device]] | None = None
+        self.rest: Hashable | None = None
         self.uninitialized = UninitializedTensors()
         self.lock = Lock()
 
@@ -82,6 +83,12 @@ class Homes:
         for value in model.state_dict(keep_vars=True).values():
             if isinstance(value, torch.Tensor) and value.is_meta and self.find(value) is None:
                 self.move(value, device)
+
+    def assign_unused(self, model: nn.Module, memory: Hashable) -> None:
+        """Assign `memory` to the parameters and buffers without a home. What the model gets later and no stage uses is there, too: see `rest`."""
+        self.rest = memory
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.assign(tensor, memory)
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -114,10 +121,12 @@ class Homes:
         for tensor, own in pairs:
             if (home := others.find(tensor)) is not None:
                 self.assign(own, home)
+        self.rest = others.rest
 
     def clear(self) -> None:
         """Forget all homes. Tensors stay where they are."""
         self._homes.clear()
+        self.rest = None
 
 
 def place_stages(

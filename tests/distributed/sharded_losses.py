@@ -198,6 +198,44 @@ def loaded() -> dict[str, Any]:
     return {"off": off, "errors": [*errors, _error(pipe, x, y)]}
 
 
+class Tempered(Centred):
+    """A model with a temperature and a mean for the loss alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.mean = nn.Parameter(torch.ones(3)), nn.Buffer(torch.zeros(3))
+
+    def loss(self, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        result = ((y - t - self.mean) * self.temperature).square().mean()
+        self.mean = self.mean * 0.5 + self.temperature.detach()
+        return result
+
+
+def of_the_loss() -> dict[str, Any]:
+    """Return how far losses and state are from eager's where the loss trains and writes what no stage uses, and the error of a loss that
+    writes what another rank reads.
+    """
+    torch.manual_seed(3)
+    model = Tempered().double()
+    eager, off = copy.deepcopy(model), []
+    pipe, x, y = _centred(model, model.loss)
+    pipe.reschedule("gpipe", 1)
+    mine, theirs = (torch.optim.SGD(one.parameters(), 0.1) for one in (pipe, eager))
+    for _ in range(STEPS):
+        mine.zero_grad()
+        theirs.zero_grad()
+        expected = eager.loss(eager(x), y)
+        expected.backward()
+        off.append(float(pipe.step(x, target=y) - expected))
+        mine.step()
+        theirs.step()
+    state = pipe.full_state_dict()
+    off += [float((state[name] - value).abs().max()) for name, value in eager.state_dict().items()]
+    other = Tempered().double()
+    pipe, x, y = _centred(other, lambda y, t: (y - t).square().mean() + 0 * other.frozen.mul_(2).sum())
+    return {"off": off, "error": _error(pipe, x, y)}
+
+
 def _error(pipe: pc.Pipeline, x: torch.Tensor, y: torch.Tensor) -> str:
     try:
         return f"loss {pipe.step(x, target=y)}"
@@ -211,4 +249,5 @@ CASES: dict[str, Callable[[], Any]] = {
     "weights beside the loss": auxiliary,
     "weights of other ranks": elsewhere,
     "values of other ranks": loaded,
+    "values of the loss": of_the_loss,
 } | {f"refused: {name}": (lambda name=name: refused(name)) for name in REFUSED}

@@ -251,6 +251,13 @@ def test_a_loss_reads_what_another_rank_has_if_its_values_are_of_today(run: Rank
         assert "the loss reads the buffer 'centre.center', which stage 0 writes" in written
 
 
+def test_a_loss_trains_and_writes_what_no_stage_uses(run: RankRun) -> None:
+    """It lived with the first stage: a learned temperature was refused, a buffer that the loss wrote was lost in the whole state."""
+    for each in run.of("values of the loss"):
+        assert max(map(abs, each["off"])) < 1e-15
+        assert "the loss writes the parameter 'frozen', which stage 0 reads" in each["error"]
+
+
 @pytest.mark.parametrize("case", ["changed", "changed parts"])
 def test_a_change_on_one_rank_is_recorded_by_all(run: RankRun, case: str) -> None:
     for each in run.of(case):

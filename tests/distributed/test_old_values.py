@@ -69,3 +69,14 @@ def test_tensors_of_own_stages_are_not_elsewhere():
     named = tensors()
     with pytest.raises(KeyError):
         OldValues(lambda: named).elsewhere({id(named["frozen"])})[named["frozen"]]
+
+
+@pytest.mark.parametrize("name", ["frozen", "buffer"])
+def test_a_write_to_a_tensor_of_another_rank_is_refused(name: str):
+    old = OldValues(tensors().copy)
+    named = old.elsewhere()
+    tensor = next(tensor for tensor, label in named.items() if label == name)
+    with pytest.raises(InputError, match=f"{name}, which lives on another rank, is written on this one"), old.hidden(named):  # fmt: skip
+        tensor.add_(1)
+    with old.hidden(named):
+        tensor.sum()

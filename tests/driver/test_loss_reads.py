@@ -117,3 +117,66 @@ def test_a_loss_that_is_zero_before_the_first_step_trains_in_it():
     pipe = piped(model, x, lambda y, t: error(y, t) * model.count)
     assert pipe.step(x, target=y) > 0
     assert model.last.weight.grad.any()
+
+
+def writes_centre(model: nn.Module):
+    def loss(y: Tensor, t: Tensor) -> Tensor:
+        model.scale.add_(y.detach().mean())
+        return error(y, t)
+
+    return loss
+
+
+def clamps_a_weight(model: nn.Module):
+    def loss(y: Tensor, t: Tensor) -> Tensor:
+        with torch.no_grad():
+            model.first.weight.clamp_(-0.1, 0.1)
+        return error(y, t)
+
+    return loss
+
+
+class Scaled(nn.Module):
+    """The first stage reads a buffer, the last another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.scale, self.tail = nn.Buffer(torch.ones(8)), nn.Buffer(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) * self.scale) + self.tail
+
+
+@pytest.mark.parametrize("loss_reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("writes", "name"), [(writes_centre, "buffer 'scale'"), (clamps_a_weight, "parameter 'first.weight'")]
+)
+def test_a_loss_that_writes_what_an_earlier_stage_reads_is_refused(writes, name, loss_reduction):
+    """Later micro-batches read it before or after the write, as it happened; the numbers of one process and of threads differed."""
+    model, x, y = Scaled(), torch.randn(8, 4), torch.randn(8, 2)
+    before = copy.deepcopy(model.state_dict())
+    pipe = piped(model, x, writes(model), pin={}, loss_reduction=loss_reduction)
+    with pytest.raises(pc.InputError, match=rf"the loss writes the {name}, which stage 0 reads"):
+        pipe.step(x, target=y)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+def test_a_loss_writes_what_the_last_stage_reads(dispatch: str):
+    model, x, y = Scaled(), torch.randn(8, 4), torch.randn(8, 2)
+    eager = copy.deepcopy(model)
+
+    def loss_of(model: nn.Module):
+        def loss(y: Tensor, t: Tensor) -> Tensor:
+            model.tail.mul_(0.5)
+            return error(y, t)
+
+        return loss
+
+    pipe = piped(model, x, loss_of(model), pin={}, dispatch=dispatch)
+    for _ in range(2):
+        loss = pipe.step(x, target=y)
+        parts = [part_of_loss(loss_of(eager), eager, a, b) for a, b in zip(x.chunk(4), y.chunk(4), strict=True)]
+        torch.testing.assert_close(loss, sum(parts))
+    assert torch.equal(model.tail, eager.tail)

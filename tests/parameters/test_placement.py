@@ -105,6 +105,7 @@ def piped(model: nn.Module, n_stages: int = 4, **options: Any) -> pc.Pipeline:
     return pc.compile(model, n_stages, n_microbatches=3, devices=["cpu"] * n_stages, cost="analytic", **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("name", MODELS)

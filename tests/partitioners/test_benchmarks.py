@@ -27,6 +27,7 @@ def test_the_exact_chain_partition_is_optimal():
     assert best_of_chain([1.0, 1.0], 5) == 1.0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_a_graph_of_thousands_of_nodes_is_cut_within_a_few_percent(shape):
     problem = large(shape, 2000, "even")

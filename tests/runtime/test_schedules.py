@@ -62,6 +62,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, dict[str, Any]]], float]] 
 """Name -> (model and inputs, tolerance): a tied weight is summed in another order than in eager."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_equal_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uneven micro-batches, each schedule inline and in threads; the tied weight of GPT-2 is mirrored on other stages."""

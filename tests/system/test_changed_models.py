@@ -126,7 +126,7 @@ SAMPLE = (
 """Kinds of `benchmarks/changed_models.py`, one per way in which a change is seen."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample_of_the_table(name: str) -> None:
     assert changed_models.outcome(name, "step", "train", None) in ("anew", "right")

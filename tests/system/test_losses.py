@@ -35,6 +35,7 @@ def test_no_loss_is_silently_different(name: str) -> None:
     assert LOSSES.verdict(LOSSES.LOSSES[name], 3, 7) == expected
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", LOSSES.SCRIPTS)
 def test_a_script_trains_as_eager_does(name: str) -> None:
     if "transformers" in name or "packed" in name:

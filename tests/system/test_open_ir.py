@@ -80,7 +80,7 @@ def program_of(
     return {"schedule": edited(program, path / "mine.txt"), "plan": path / "plan.json"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", MODELS)
 def test_an_edited_program_has_the_gradients_of_eager(make: Callable[[], Example], tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -91,7 +91,7 @@ def test_an_edited_program_has_the_gradients_of_eager(make: Callable[[], Example
     assert pipe.program == parse_program((tmp_path / "mine.txt").read_text())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", MODELS)
 def test_passes_of_the_user_have_the_gradients_of_eager(
     make: Callable[[], Example], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -26,6 +26,7 @@ def test_the_numbers_of_parameters_are_those_published(
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=4e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", [UNet(2, 4), AmoebaNetD(3, 16, 10)])
 def test_a_step_in_stages_is_that_of_eager(model: nn.Module) -> None:
     torch.manual_seed(0)

@@ -47,7 +47,7 @@ def tied_names(model: nn.Module) -> dict[int, list[str]]:
     return {key: known for key, known in names.items() if len(known) > 1}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("make", "apart", "tolerance"), [(gpt2, False, 1e-6), (t5, True, 1e-9), (gpt2, True, 1e-6)])
 def test_fifty_steps(
     make: Callable[[], nn.Module], apart: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,5 @@
 """The promise: what a pipeline computes equals a plain micro-batched eager loop, for every model x stages x schedule x count
-(`--full`; without, one of six pairs of model and stages, two of the eight pairs of schedule and count, and large models with fewer
+(`--full`; without, one of twelve pairs of model and stages, two of the eight pairs of schedule and count, and large models with fewer
 blocks).
 
 Bit-equal, unless a value is used more than once in another stage: then that stage sums its own uses first, which is
@@ -64,7 +64,7 @@ def reference(name: str, count: int) -> tuple[nn.Module, torch.Tensor]:
     return model, accumulate(model, x, count)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("n_stages", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", ZOO)
 def test_step_equals_the_plain_loop(name: str, n_stages: int, pytestconfig: pytest.Config) -> None:
@@ -94,7 +94,7 @@ def test_step_equals_the_plain_loop(name: str, n_stages: int, pytestconfig: pyte
     gc.collect()  # an fx graph and its module hold each other, and through them the weights
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in REORDERED])
 def test_call_equals_eager(name: str) -> None:
     """`pipe(x)` in training and evaluation mode: outputs bit-equal to the micro-batches of eager, put together."""

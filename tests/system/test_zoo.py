@@ -34,7 +34,7 @@ def _row(specimen: Specimen) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("library", "name"), [(library, name) for library, names in SAMPLE.items() for name in names])
 def test_equals_eager(library: str, name: str) -> None:
     pytest.importorskip({"smp": "segmentation_models_pytorch"}.get(library, library))

@@ -20,11 +20,11 @@ from pipecompile.tracing.container_items import size_of, values_in
 from pipecompile.tracing.loaded_names import names_in
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.shared_objects import is_shared
-from pipecompile.tracing.state.snapshot import can_hold, content_of, contents_restored, places_of
+from pipecompile.tracing.state.snapshot import can_hold, content_of, contents_restored, places_of, tensors_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["function_restored", "globals_restored"]
+__all__ = ["function_restored", "globals_restored", "tensors_near"]
 
 
 @contextmanager
@@ -54,6 +54,11 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
 def _is_users(value: Any) -> bool:
     """Return whether a value may hold state of the user's; a pipeline keeps its own."""
     return can_hold(value) and type(value).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+def tensors_near(function: Callable[..., Any] | None) -> set[int]:
+    """Return the ids of the tensors in the objects near a function, as far as `function_restored` restores them."""
+    return set() if function is None else {id(tensor) for tensor in tensors_of(*_reached(function)[0], most=_MOST)}
 
 
 @contextmanager

@@ -102,8 +102,7 @@ def places_of(*roots: Any, most: int | None = None) -> list[Place]:
     With `most`, return so many containers, the nearest first, and none with more than so many items.
     """
     places, named, paths = dict[int, Place](), dict[int, Place](), dict[int, str]()
-    root_ids = {id(root) for root in roots}
-    followed = set(root_ids)
+    followed = set(root_ids := {id(root) for root in roots})
     pending = [(root, "", "") for root in roots]
     for root in roots:
         if isinstance(root, nn.Module):
@@ -119,15 +118,20 @@ def places_of(*roots: Any, most: int | None = None) -> list[Place]:
                 pending += [(item, owner, name) for item in _closed_over(holder)]
                 named |= {id(item): Place(item, owner) for item in _named(holder)}
             continue
-        if id(holder) not in root_ids and is_shared(holder):
-            continue
-        container = holder if isinstance(holder, _CONTAINERS) else getattr(holder, "__dict__", {})
+        container = _container(holder, is_root=id(holder) in root_ids)
         if id(container) not in places and (
             most is None or isinstance(container, CellType) or size_of(container) <= most
         ):
             places[id(container)] = Place(container, owner, name)
             pending += [(item, owner, label) for label, item in _labelled(container, name) if can_hold(item)]
     return list((named | places).values())
+
+
+def _container(holder: Any, *, is_root: bool) -> Any:
+    """Return what holds the values of an object: itself, or its attributes; nothing of an object that other threads may change."""
+    if isinstance(holder, _CONTAINERS):
+        return holder
+    return {} if not is_root and is_shared(holder) else getattr(holder, "__dict__", {})
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
