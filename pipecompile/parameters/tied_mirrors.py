@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.torch_private.recurrent_layers import noted_weights
 from pipecompile.torch_private.storages import version_of
 
 __all__ = ["Mirror", "MirroredModule", "Mirrors"]
@@ -101,7 +102,8 @@ class MirroredModule(nn.Module):
             try:
                 for owner, name, mirror in self.substitutions:
                     setattr(owner, name, mirror.copy)
-                return self.module(*args, **kwargs)
+                with noted_weights(owner for owner, _, _ in self.substitutions):
+                    return self.module(*args, **kwargs)
             finally:
                 for owner, name, mirror in self.substitutions:
                     setattr(owner, name, mirror.home)

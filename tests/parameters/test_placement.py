@@ -126,6 +126,7 @@ def test_training_is_eager_training(name: str, dispatch: str) -> None:
         mine.step()
         theirs.step()
     assert pipe._cache.latest.mirrors.mirrors, "this test needs weights on several devices"
+    assert pipe._cache.latest.number == 1, "a recurrent layer noted its mirrors, and was recorded anew in every step"
     assert list(pipe.state_dict()) == keys
     assert len(list(pipe.parameters())) == len(list(eager.parameters())), "tied weights are one parameter"
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import CALL_MACHINERY
+from pipecompile.torch_private.recurrent_layers import WEIGHT_LISTS
 from pipecompile.tracing.container_items import CONTAINERS, values_in
 from pipecompile.tracing.user_source import caller, folder_prefixes
 
@@ -112,7 +113,7 @@ class AttributeReads:
             entry = noted.get(id(instance))
             if entry is None:
                 entry = noted[id(instance)] = instance, {}
-            if name in entry[1] or _is_own_read(sys._getframe(1), name):
+            if name in entry[1] or _is_own_read(sys._getframe(1), name) or _follows_from_weights(instance, name):
                 return plain(instance, name)
             entry[1][name] = caller()
             value = plain(instance, name)
@@ -143,6 +144,11 @@ def _is_own_read(frame: FrameType | None, name: str) -> bool:
     while frame is not None and frame.f_code.co_filename == _MACHINERY and frame.f_code.co_name not in CALL_MACHINERY:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_OWN_FILES)
+
+
+def _follows_from_weights(instance: Any, name: str) -> bool:
+    """Return whether an attribute is a list that a recurrent layer keeps of its weights, which are guarded themselves."""
+    return name in WEIGHT_LISTS and isinstance(instance, nn.RNNBase)
 
 
 def can_be_watched(cls: type) -> bool:

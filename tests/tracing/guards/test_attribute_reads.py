@@ -7,10 +7,14 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch.nn.functional import mse_loss
 
+import pipecompile as pc
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
+from tests.support.eager import accumulate, assert_same
 
 
 @dataclass
@@ -93,3 +97,33 @@ def test_a_class_that_refuses_new_attributes_is_no_obstacle() -> None:
     with AttributeReads([Sealed()]):
         pass
     assert "__getattribute__" not in vars(Sealed)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layer(x)[0])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("error::pipecompile.RecordingWarning")
+def test_a_recurrent_layer_with_a_normed_weight_is_recorded_once() -> None:
+    """Its hook gives it another weight in each call, which the layer notes in lists of its own: the model was recorded anew in every step."""
+    torch.manual_seed(0)
+    model, eager = Recurrent(), Recurrent()
+    eager.load_state_dict(model.state_dict())
+    for one in (model, eager):
+        torch.nn.utils.weight_norm(one.layer, "weight_hh_l0")
+    pipe = pc.compile(model, 2, loss_fn=mse_loss, cost="analytic", devices=["cpu"] * 2, n_microbatches=2)
+    for scale in (1.0, 2.0, 3.0, 4.0):
+        x, y = scale * torch.randn(4, 3, 4), torch.randn(4, 3, 2)
+        if scale == 4.0:
+            for one in (model, eager):
+                one.layer.weight_ih_l0 = nn.Parameter(torch.full((16, 4), 0.1))
+        expected = accumulate(eager, x, 2, mse_loss, y)
+        assert torch.equal(pipe.step(x, target=y), expected)
+        assert pipe._cache.latest.number == 1 + (scale == 4.0)
+    assert_same(model, eager)
