@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +161,23 @@ def test_a_loss_that_writes_what_an_earlier_stage_reads_is_refused(writes, name,
     with pytest.raises(pc.InputError, match=rf"the loss writes the {name}, which stage 0 reads"):
         pipe.step(x, target=y)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+PIPE: Any = None
+
+
+def writes_by_way_of_the_pipeline(y: Tensor, t: Tensor) -> Tensor:
+    PIPE.model.scale.add_(y.detach().mean())
+    return error(y, t)
+
+
+def test_a_write_by_way_of_the_pipeline_is_refused_as_well(monkeypatch: pytest.MonkeyPatch):
+    model, x, y = Scaled(), torch.randn(8, 4), torch.randn(8, 2)
+    pipe = piped(model, x, writes_by_way_of_the_pipeline, pin={})
+    monkeypatch.setitem(globals(), "PIPE", pipe)
+    with pytest.raises(pc.InputError, match="the loss writes the buffer 'scale', which stage 0 reads"):
+        pipe.step(x, target=y)
+    assert torch.equal(model.scale, torch.ones(8))
 
 
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])

@@ -134,7 +134,7 @@ def _reached(function: Any) -> tuple[list[Any], list[FunctionType]]:
     functions: list[FunctionType] = []
     pending = [function]
     while pending and len(roots) < _MOST_ROOTS:
-        value = pending.pop(0)
+        value = _user_model(pending.pop(0))
         if id(value) in roots or not (value is function or (_is_users(value) and not is_shared(value))):
             continue
         roots[id(value)] = value
@@ -142,3 +142,9 @@ def _reached(function: Any) -> tuple[list[Any], list[FunctionType]]:
         functions += code.functions
         pending += code.objects
     return list(roots.values()), functions
+
+
+def _user_model(value: Any) -> Any:
+    """Return the user's model of a pipeline; any other value as it is."""
+    is_own = isinstance(value, nn.Module) and not _is_users(value)
+    return value.model if is_own and isinstance(getattr(value, "model", None), nn.Module) else value

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.tracing.state.function_state import function_restored
+from pipecompile.tracing.state.function_state import function_restored, tensors_near
 
 
 class Criterion(nn.Module):
@@ -94,3 +94,20 @@ def test_contents_are_restored() -> None:
         by_global(torch.ones(2, 4), torch.ones(2, 4)).backward()
     assert torch.equal(CRITERION.weight, before)
     assert CRITERION.weight.grad is None
+
+
+def test_all_tensors_of_a_large_model_near_a_loss_are_restored() -> None:
+    """Only the nearest containers are searched: the last layers of a large model kept what the trial of a loss wrote."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)) for _ in range(400)])
+
+    def loss(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.add_(1)
+        return F.mse_loss(y, t)
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with function_restored(loss):
+        loss(torch.ones(1), torch.zeros(1))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {id(tensor) for tensor in model.buffers()} <= tensors_near(loss)
