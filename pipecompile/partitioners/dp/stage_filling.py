@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,16 +54,18 @@ def can_fill(clusters: Clusters, machine: Machine) -> bool:
     return simple and not machine.has_memory_limit and not clusters.is_constrained and len(clusters) <= MAX_CLUSTERS
 
 
-def fill_below(filler: StageFiller, machine: Machine, target: float, weight: float) -> list[int] | None:
+def fill_below(
+    filler: StageFiller, machine: Machine, target: float, weight: float, deadline: float = inf
+) -> list[int] | None:
     """Return the stage of every cluster if stages are filled up to the target, and the last takes the rest; None if the frontier is
-    too wide. `weight` is that of a second of tensors, in seconds of work, when reaches are compared.
+    too wide, or at the deadline. `weight` is that of a second of tensors, in seconds of work, when reaches are compared.
     """
     n_stages = len(machine)
     stages = range(n_stages) if filler.forwards else range(n_stages - 1, -1, -1)
     before = np.zeros(len(filler.time), dtype=bool)
     assignment = np.full(len(before), stages[-1], dtype=np.int64)
     for s in stages[:-1]:
-        inside = filler.fill(before, target * machine.speed[s], weight, machine.speed[s])
+        inside = filler.fill(before, target * machine.speed[s], weight, machine.speed[s], deadline)
         if inside is None:
             return None
         assignment[inside] = s
@@ -142,10 +146,10 @@ class StageFiller:
                 self._flows[v].append(number)
 
     def fill(
-        self, before: NDArray[np.bool_], budget: float, weight: float, speed: float = 1.0
+        self, before: NDArray[np.bool_], budget: float, weight: float, speed: float = 1.0, deadline: float = inf
     ) -> NDArray[np.bool_] | None:
         """Return the clusters of a stage of at most `budget` seconds that reaches furthest after those `before`; None if the frontier
-        is too wide.
+        is too wide, or at the deadline.
         """
         region = self._region(before, budget)
         zero = np.zeros(1)
@@ -157,7 +161,7 @@ class StageFiller:
             records.append((n_records, chosen))
             n_records += len(chosen)
             states = {state: _pareto(labels, COARSENESS * budget) for state, labels in parts.items()}
-            if len(states) > MAX_STATES:
+            if len(states) > MAX_STATES or monotonic() > deadline:
                 return None
         _, reach, record = next(iter(states.values()))
         return self._inside(region, records, int(record[reach.argmax()]))

@@ -81,7 +81,7 @@ def _fill_below(
 ) -> bool:
     """Offer cuts of stages filled up to a target. Return whether one of them is below it."""
     for filler in fillers:
-        cut = fill_below(filler, state.machine, target, weight) if monotonic() < deadline else None
+        cut = fill_below(filler, state.machine, target, weight, deadline) if monotonic() < deadline else None
         if cut is None:
             continue
         if bottleneck(state.clusters, state.machine, cut) < PROMISING * state.bottleneck:

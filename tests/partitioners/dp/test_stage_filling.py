@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from math import inf
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -134,3 +135,12 @@ def test_stages_are_filled_only_where_their_loads_are_those_of_the_objective():
                    {"recompute": (True, False, False)}):  # fmt: skip
         assert not can_fill(clusters, Machine.of(replace(problem, **change), 3))
     assert not can_fill(coarsen(replace(problem, pins={"a0": 1})), Machine.of(problem, 3))
+
+
+def test_filling_ends_at_the_deadline():
+    """One filling of a graph of 2,000 nodes took half a minute beyond a time limit of ten seconds."""
+    clusters = coarsen(ladder(6))
+    filler = side_of(clusters, next(candidate_orders(clusters)), forwards=True)
+    machine = Machine.of(ladder(6), 2)
+    assert fill_below(filler, machine, 10.0, 1.0, monotonic() + 60.0) is not None
+    assert fill_below(filler, machine, 10.0, 1.0, monotonic() - 1.0) is None
