@@ -76,7 +76,8 @@ def _cost(visit: Visit[NodeKernels], spec: DeviceSpec) -> NodeCost:
     kernels = visit.reading
     forward, backward = _seconds(kernels.forward, spec), _seconds(kernels.backward, spec)
     weight = 0.0 if kernels.divides is False else backward / 2
-    return NodeCost(forward, backward, visit.saved_bytes, visit.output_bytes, weight=weight, saves=visit.saves)
+    sizes = visit.saved_bytes, visit.output_bytes
+    return NodeCost(forward, backward, *sizes, weight=weight, saves=visit.saves, flops=kernels.flops)
 
 
 def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[NodeKernels]]:

@@ -4,6 +4,7 @@
                          of the pairs of query and key, and reach about half the rate of plain products on the others
     grouped products     the experts of a mixture
     distances, FFTs      `torch.cdist`, `torch.fft`
+    recurrent layers     kernels of oneDNN and cuDNN that run a whole layer
     decompositions       LU, Cholesky, QR, SVD, eigenvalues: Golub and Van Loan, "Matrix Computations", 4th edition
     convolution          the weight gradient of a grouped one
 
@@ -13,6 +14,7 @@ A multiplication and an addition count as two.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from math import log2, prod
 from typing import Any
@@ -21,9 +23,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from pipecompile.torch_private.fx_graphs import OpOverload
+from pipecompile.torch_private.modes import TorchDispatchMode
 from pipecompile.torch_private.operators import schema_of
 
-__all__ = ["flops_of"]
+__all__ = ["FlopCount", "flops_of"]
 
 Named = Mapping[str, Any]
 """The arguments of an operator, by the names of its schema."""
@@ -39,6 +43,26 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result
         return float(own(dict(zip(names, args, strict=False)) | dict(kwargs), result))
     formula = _formulas_of_torch().get(func.overloadpacket)
     return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
+
+
+class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that adds up the FLOPs of operators. An operator whose formula fails on its arguments counts as 0."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(func, OpOverload):
+            with suppress(Exception):
+                self.flops += flops_of(func, args, kwargs, result)
+        return result
 
 
 @cache
@@ -76,6 +100,13 @@ def _transform(named: Named, result: Any, *, real: bool) -> Any:
     values = max(named["self"], result, key=Tensor.numel) if real else named["self"]
     points = prod(values.shape[d] for d in named["dim"])
     return (2.5 if real else 5.0) * values.numel() * log2(max(points, 2))
+
+
+def _recurrent_layer(named: Named, _: Any) -> Any:
+    """Return the FLOPs of a product of each weight matrix with each time step of each sample. Rows of a packed input are those of all samples."""
+    weights = named["weight"] if "weight" in named else [named["weight0"], named["weight1"]]
+    rows = named["input"].numel() / named["input"].shape[-1]
+    return 2.0 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
 def _trilinear(named: Named, _: Any) -> Any:
@@ -136,6 +167,7 @@ _FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("_cdist_forward", "_cdist_backward"), _distances),
     "_fft_c2c": lambda named, result: _transform(named, result, real=False),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r"), lambda named, result: _transform(named, result, real=True)),
+    **dict.fromkeys(("mkldnn_rnn_layer", "_cudnn_rnn"), _recurrent_layer),
     "_trilinear": _trilinear,
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(("_linalg_det", "_linalg_slogdet", "linalg_lu", "linalg_lu_factor_ex"), _LU),

@@ -47,6 +47,7 @@ class NodeCost:
     weight              seconds of `backward` that W can do; None if unknown: half of `backward`
     dividing            seconds that I and W together take beyond `backward`; they count for W
     saves               names of the nodes whose results are in `saved_bytes`
+    flops               FLOPs of the forward; a multiplication and an addition count as two
     """
 
     forward: float
@@ -57,6 +58,7 @@ class NodeCost:
     weight: float | None = None
     dividing: float = 0.0
     saves: frozenset[str] = frozenset()
+    flops: float = 0.0
 
     @property
     def weight_grad(self) -> float:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from pipecompile.costs.flop_formulas import FlopCount
 from pipecompile.costs.graph_walk import walk
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, SavedLedger, tensors_in
@@ -62,7 +63,7 @@ def profiled_costs(
     clock = runs.counted(_clock(tensors))
     with untouched(graph), preserved(contents):
         visits = walk(graph, inputs, _first)
-        with preserved(tensor for visit in visits.values() for tensor in visit.reading):
+        with preserved(tensor for visit in visits.values() for tensor in visit.reading.written):
             sums, entry = Sums(graph.parameters() if torch.is_grad_enabled() else ()), _entry(clock, tensors)
             runs.of_sweep(lambda: sweep(graph, inputs, clock, sums))
             times = measure_until_stable(lambda: runs.of_sweep(lambda: sweep(graph, inputs, clock, sums)), repeats)
@@ -73,7 +74,7 @@ def profiled_costs(
         backward, spread = max(backward - entry, 0.0), _spread(times[name])
         weight, dividing = _weight_grad_seconds(backward, entry, [one[name] for one in halves])
         sizes = visit.saved_bytes, visit.output_bytes
-        costs[name] = NodeCost(forward, backward, *sizes, spread, weight, dividing, visit.saves)
+        costs[name] = NodeCost(forward, backward, *sizes, spread, weight, dividing, visit.saves, visit.reading.flops)
     return costs
 
 
@@ -136,11 +137,20 @@ def overall_spread(times: dict[str, list[Seconds]]) -> float:
     return sum(_spread(rows) * medians[name] for name, rows in times.items()) / total if total else 0.0
 
 
-def _first(run: NodeRun) -> list[Tensor]:
-    """Run the node with effects and return the parameters that it writes."""
-    with preserved(t for t in (*run.parameters, *run.arguments) if isinstance(t, nn.Parameter)) as written:
+@dataclass(frozen=True, slots=True)
+class _FirstRun:
+    """The parameters that a node writes, and the FLOPs of its forward."""
+
+    written: list[Tensor]
+    flops: float
+
+
+def _first(run: NodeRun) -> _FirstRun:
+    """Run the node with effects."""
+    parameters = (t for t in (*run.parameters, *run.arguments) if isinstance(t, nn.Parameter))
+    with preserved(parameters) as written, FlopCount() as count:
         run.first()
-    return written
+    return _FirstRun(written, count.flops)
 
 
 def _spread(rows: list[Seconds]) -> float:

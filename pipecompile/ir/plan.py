@@ -37,6 +37,7 @@ class StageSummary:
     weight               seconds of `backward` that W can do; None if unknown: half of `backward`
     dividing             seconds that I and W together take beyond `backward`
     weight_saved_bytes   bytes kept between I and W; None if unknown: as many as before I
+    flops                FLOPs of the forward; 0 if unknown
     """
 
     stage: int
@@ -59,6 +60,7 @@ class StageSummary:
     dividing: float = 0.0
     received_bytes: float = 0.0
     weight_saved_bytes: float | None = None
+    flops: float = 0.0
 
     @property
     def held_bytes(self) -> float:

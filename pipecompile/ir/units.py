@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipecompile.errors import InputError
 
-__all__ = ["BYTES", "COUNT", "SECONDS", "Unit", "counted", "fit", "parse_bytes", "written"]
+__all__ = ["BYTES", "COUNT", "FLOPS", "SECONDS", "Unit", "counted", "fit", "parse_bytes", "written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ BYTES = (
     Unit("KiB", 2.0**10),
     Unit("B", 1.0, whole=True),
 )
+FLOPS = (Unit("T", 1e12), Unit("G", 1e9), Unit("M", 1e6), Unit("k", 1e3), Unit("", 1.0, whole=True))
 COUNT = (Unit("B", 1e9), Unit("M", 1e6), Unit("k", 1e3), Unit("", 1.0, whole=True))
 
 

@@ -163,6 +163,7 @@ def _timed(
         forward=sum(cost.forward for cost in own) / speed,
         backward=sum(cost.backward for cost in own) / speed,
         saved_bytes=sum(cost.saved_bytes for cost in own),
+        flops=sum(cost.flops for cost in own),
         weight=weight.seconds / speed,
         dividing=weight.dividing / speed,
         received_bytes=sum(route.nbytes for route in received if route.value not in saves),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipecompile.ir.plan import Plan, StageSummary, StepSummary
 from pipecompile.ir.timeline import Timeline
-from pipecompile.ir.units import BYTES, COUNT, SECONDS, fit, written
+from pipecompile.ir.units import BYTES, COUNT, FLOPS, SECONDS, fit, written
 
 __all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table", "step_gap"]
 
@@ -36,7 +36,7 @@ def stage_table(plan: Plan, predicted: Timeline | None) -> Table:
     for header, (_, total) in cells.items():
         justify: Literal["left", "right"] = "left" if header in ("device", "modules") else "right"
         table.add_column(header, total, justify=justify, no_wrap=header != "modules", overflow="fold",
-                         min_width=24 if header == "modules" else None)  # fmt: skip
+                         min_width=16 if header == "modules" else None)  # fmt: skip
     slowest = max(range(len(plan.stages)), key=lambda i: _seconds(plan.stages[i]), default=-1)
     for row in range(len(plan.stages)):
         table.add_row(*(Text(values[row]) for values, _ in cells.values()), style="bold" if row == slowest else "")
@@ -61,6 +61,7 @@ def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], 
     }
     measured = (
         ("params", COUNT, [float(s.parameters) for s in stages]),
+        ("FLOPs", FLOPS, [s.flops for s in stages]),
         ("fwd", SECONDS, [s.forward for s in stages]),
         ("bwd", SECONDS, [s.backward for s in stages]),
         ("saved", BYTES, [s.saved_bytes for s in stages]),
@@ -68,7 +69,7 @@ def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], 
         ("held", BYTES, [s.memory for s in stages]),
     )
     for header, scale, values in measured:
-        if header == "held" and not any(values):
+        if header in ("FLOPs", "held") and not any(values):
             continue
         unit, largest = fit(scale, values), max(values)
         cells = [unit.format(value, largest) for value in values]

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pipecompile as pc
+from pipecompile.costs import flop_formulas
 from pipecompile.costs.analytic import node_work
+from pipecompile.costs.flop_formulas import FlopCount
 
 
 class Applied(nn.Module):
@@ -97,3 +99,26 @@ def test_a_bilinear_layer_counts_three_for_each_pair_of_features():
 )
 def test_decompositions_of_three_matrices_of_eight_rows(function, count):
     assert flops(function, torch.randn(3, 8, 8))[0] == pytest.approx(3 * count)
+
+
+@pytest.mark.parametrize("is_bidirectional", [False, True])
+def test_the_kernel_of_a_whole_recurrent_layer_counts_as_its_products(is_bidirectional):
+    """oneDNN runs an LSTM on the CPU as one operator; plain kernels are products."""
+    layer, x = nn.LSTM(8, 4, 2, bidirectional=is_bidirectional), torch.randn(5, 3, 8)
+    with FlopCount() as fused:
+        layer(x)
+    with FlopCount() as plain, torch.backends.mkldnn.flags(enabled=False):
+        layer(x)
+    assert fused.flops == plain.flops > 0
+
+
+def test_an_operator_without_a_formula_for_its_arguments_counts_as_nothing(monkeypatch):
+    def fails(*_: object) -> float:
+        raise ValueError("unknown")
+
+    monkeypatch.setitem(flop_formulas._FORMULAS, "mm", fails)
+    with FlopCount() as count:
+        y = torch.ones(2, 2) @ torch.ones(2, 2)
+        torch.bmm(torch.ones(1, 2, 2), torch.ones(1, 2, 2))
+    assert y.sum() == 8
+    assert count.flops == 2 * 2**3

@@ -39,16 +39,15 @@ def test_models_are_measured_whole(build: Callable[[], nn.Module], size: int, fo
     assert sum(cost.backward for cost in costs.values()) > 0.2 * sum(cost.forward for cost in costs.values())
 
 
-def test_profile_and_analytic_agree_on_bytes(unet: nn.Module) -> None:
+def test_profile_and_analytic_agree_on_bytes_and_flops(unet: nn.Module) -> None:
     graph, x = symbolic_trace(unet), torch.randn(2, 3, 16, 16)
     measured, computed = profiled_costs(graph, [x], repeats=QUICK), analytic_costs(graph, [x], device="cpu")
     assert measured.keys() == computed.keys()
     for name, cost in measured.items():
-        assert (name, cost.saved_bytes, cost.output_bytes) == (
-            name,
-            computed[name].saved_bytes,
-            computed[name].output_bytes,
-        )
+        other = computed[name]
+        found, expected = ((one.saved_bytes, one.output_bytes, one.flops) for one in (cost, other))
+        assert (name, *found) == (name, *expected)
+    assert any(cost.flops for cost in measured.values())
 
 
 def test_the_nodes_add_up_to_the_forward() -> None:

@@ -32,11 +32,22 @@ def test_the_table_of_a_plan(plan):
 
 def test_no_control_codes_and_never_wider_than_asked(plan):
     deep = "backbone.features.denseblock3.denselayer24.norm1"
-    stages = (replace(plan.stages[0], first=deep, last=deep.replace("norm1", "conv2")), *plan.stages[1:])
+    first = replace(plan.stages[0], first=deep, last=deep.replace("norm1", "conv2"), flops=1.2345e12, memory=2.0**40)
+    stages = (first, *plan.stages[1:])
     for width in (100, 120):
         drawn = render(stage_table(replace(plan, stages=stages), None), width)
         assert "\x1b" not in drawn
         assert max(map(len, drawn.splitlines())) <= width
+
+
+def test_flops_have_a_column_where_they_are_known(plan):
+    stages = tuple(replace(stage, flops=1.5e9 * (stage.stage + 1)) for stage in plan.stages)
+    lines = render(stage_table(replace(plan, stages=stages), None)).splitlines()
+    assert lines[2].split()[:3] == ["params", "FLOPs", "fwd"]
+    assert lines[3].split()[4:6] == ["M", "G"]
+    assert [line.split()[-6] for line in lines[5:9]] == ["1.50", "3.00", "4.50", "6.00"]
+    assert "15.0" in lines[10]
+    assert "FLOPs" not in render(stage_table(plan, None))
 
 
 def test_long_ends_stand_on_lines_of_their_own(plan):
