@@ -49,7 +49,10 @@ def move_model(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
 
 class Homes:
-    """The memory in which each tensor of a model lives: set by the first build, kept by later builds, which use mirrors."""
+    """The memory in which each tensor of a model lives: set by the first build, kept by later builds, which use mirrors.
+
+    `rest` is the memory of tensors that have no home; None if they stay where they are.
+    """
 
     def __init__(self) -> None:
         self._homes: dict[int, tuple[torch.Tensor, Hashable]] = {}
@@ -85,7 +88,7 @@ class Homes:
                 self.move(value, device)
 
     def assign_unused(self, model: nn.Module, memory: Hashable) -> None:
-        """Assign `memory` to the parameters and buffers without a home. What the model gets later and no stage uses is there, too: see `rest`."""
+        """Assign `memory` to the parameters and buffers of `model` that have no home, and to `rest`."""
         self.rest = memory
         for tensor in (*model.parameters(), *model.buffers()):
             self.assign(tensor, memory)
