@@ -79,7 +79,8 @@ class Interrupt:
         self.left, self.is_raised = number, False
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if frame.f_code.co_filename != worker_threads.__file__:
+        is_finalizer = frame.f_code.co_name == "_end"  # of other threads, whenever garbage is collected
+        if frame.f_code.co_filename != worker_threads.__file__ or is_finalizer:
             return None
         if event == "line" and not self.is_raised:
             self.left -= 1
