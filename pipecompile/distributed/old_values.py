@@ -48,12 +48,15 @@ class OldValues:
     @contextmanager
     def hidden(self, tensors: Named) -> Iterator[None]:
         """Raise InputError when an old one of these tensors is read in this context, and at its end if another one was written."""
-        changed = self._written | self._left_out
-        old = [tensor for tensor in tensors if tensor.requires_grad or id(tensor) in changed]
-        versions = {tensor: version_of(tensor) for tensor in tensors.keys() - set(old) if not tensor.is_inference()}
+        changed, old, versions = self._written | self._left_out, list[torch.Tensor](), list[tuple[torch.Tensor, int]]()
+        for tensor in tensors:
+            if tensor.requires_grad or id(tensor) in changed:
+                old.append(tensor)
+            elif not tensor.is_inference():
+                versions.append((tensor, version_of(tensor)))
         with hidden(old, partial(self._refusal, names=tensors)):
             yield
-        for tensor, version in versions.items():
+        for tensor, version in versions:
             if version_of(tensor) != version:
                 raise _written_here(tensors[tensor])
 

@@ -61,9 +61,9 @@ def refuse_written(specialization: Specialization, read: Collection[int], sample
         with suppress(Exception), undone, hidden(written, note), _writes_noted(used, changed):
             _call_on_zeros(specialization, samples, target)
     if found:
-        raise _refused(specialization, found[0], written[found[0]], "writes")
+        raise _refused(specialization, found[0], written[found[0]], "reads", "writes", _READ_IN_FORWARD)
     if changed:
-        raise _refused(specialization, changed[0], used[changed[0]], "reads")
+        raise _refused(specialization, changed[0], used[changed[0]], "writes", "reads", _WRITE_IN_FORWARD)
 
 
 @contextmanager
@@ -98,19 +98,23 @@ def _call_on_zeros(specialization: Specialization, samples: int, target: Any) ->
     options.loss_fn(outputs.output(tensors, samples), *targets)
 
 
-def _refused(specialization: Specialization, tensor: torch.Tensor, stage: int, verb: str) -> InputError:
-    """Return the error of a tensor that a stage `verb`s, "reads" or "writes", and the loss does the other."""
-    graph, by_loss = specialization.graph, {"reads": "writes", "writes": "reads"}[verb]
+def _refused(
+    specialization: Specialization, tensor: torch.Tensor, stage: int, by_loss: str, by_stage: str, hint: str
+) -> InputError:
+    """Return the error of a tensor that the loss reads and a stage writes, or the other way round, as the two verbs say."""
+    graph = specialization.graph
     names = {id(one): name for name, one in chain(graph.named_buffers(), graph.named_parameters())}
-    what = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
-    moved = {"reads": "this write in the model's forward, or after the step", "writes": _READ_ELSEWHERE}[verb]
+    kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
     code = getattr(inspect.unwrap(specialization.options.loss_fn), "__code__", None)  # type: ignore[arg-type]
     return InputError(
-        f"the loss {by_loss} the {what} {names.get(id(tensor), '')!r}, which stage {stage} {verb} in the model's forward",
+        f"the loss {by_loss} the {kind} {names.get(id(tensor), '')!r}, which stage {stage} {by_stage} in the model's forward",
         where=f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else "",
         why=f"stage {stage} may be micro-batches ahead of the loss, as far as the schedule lets it",
-        hint=f"{moved}; or n_microbatches=1",
+        hint=hint,
     )
 
 
-_READ_ELSEWHERE = "this part of the loss computed in the model's forward; the value returned by forward"
+_READ_IN_FORWARD = (
+    "this part of the loss computed in the model's forward; the value returned by forward; or n_microbatches=1"
+)
+_WRITE_IN_FORWARD = "this write in the model's forward, or after the step; or n_microbatches=1"

@@ -120,7 +120,6 @@ class Twice(nn.Module):
         return self.last(self.norm(h) + self.norm(3 * x + 1))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(
     ("checkpoint", "call"), [("never", "step"), ("always", "step"), ("always", "call"), ("except_last", "call")]

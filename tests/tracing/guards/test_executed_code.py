@@ -122,7 +122,6 @@ def set_gain(value: float) -> None:
     GAIN = Target.gain = noted.gain = ONE.__closure__[0].cell_contents[0] = value
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", READS)
 def test_what_executed_code_reads_is_guarded(kind: str) -> None:
     set_gain(1.0)
