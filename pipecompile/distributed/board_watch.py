@@ -17,10 +17,13 @@ from weakref import WeakSet
 
 from pipecompile.distributed.interrupts import Interrupts
 
-__all__ = ["POLL", "PendingWait", "await_report", "has_ended", "watch"]
+__all__ = ["PATIENCE", "POLL", "PendingWait", "await_report", "has_ended", "watch"]
 
 POLL = 0.5
 """Seconds between two checks. A failure elsewhere is noticed after at most twice this time."""
+
+PATIENCE = 4 * POLL
+"""Seconds that a rank waits for a report by other ranks, which know more, or for a message under way, before it reports a rank itself."""
 
 _EXIT_TIMEOUT = 10.0
 """Seconds that the end of the interpreter waits for a check that is under way."""

@@ -9,18 +9,15 @@ from time import monotonic, sleep
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.board_watch import POLL, await_report
+from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.torch_private.process_groups import device_types
 
-__all__ = ["COLLECTIVE_PART", "CollectiveGroup", "PATIENCE", "GradientBucket", "PendingCollective"]
+__all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective"]
 
 COLLECTIVE_PART = "its part of a collective"
 """Name, on the status board, of the value that a rank of a group owes to the others."""
-
-PATIENCE = 4 * POLL
-"""Seconds that a group waits for a report by other ranks, which know more, before it reports a rank itself."""
 
 _POLL_WORK = 0.0002
 """Seconds between two looks at a collective that is under way."""
@@ -104,8 +101,9 @@ class CollectiveGroup:
 
     def _check(self, waited: float) -> None:
         """Post the wait on the status board; raise RankLost if a rank failed, or after the timeout. `waited` is in seconds."""
-        self.communicator.check()
-        self.communicator.board.post_wait(self._late_ranks()[0], COLLECTIVE_PART)
+        late = self._late_ranks()[0]
+        self.communicator.check(late)
+        self.communicator.board.post_wait(late, COLLECTIVE_PART)
         if waited > self.communicator.timeout:
             raise self._lost(f"it has been silent for {self.communicator.timeout:.3g} s")
 

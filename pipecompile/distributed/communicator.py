@@ -64,7 +64,6 @@ class Communicator:
         self.is_connected = False
         self._waiting: PendingWait | None = None
         self._seen: PendingWait | None = None  # the wait at the last check
-        self._is_starting = False
         self._is_wait_posted, self._lock = False, Lock()
         self._verdict: RankLost | None = None  # why the checking thread broke the connections
         self.breakers: list[Callable[[], None]] = []  # called when the connections are to be broken
@@ -183,7 +182,7 @@ class Communicator:
             self._seen = wait
             return
         try:
-            self.check()
+            self.check(self.ranks.rank_of(wait.peer))
             self._post_wait(wait)
             if cause := self.board.cause(self.ranks.rank_of(wait.peer), ""):
                 raise self._lost(wait.peer, cause, wait.name)  # a child of it may hold its connections open
@@ -236,7 +235,7 @@ class Communicator:
 
     def begin(self, *, in_copy: bool = False) -> None:
         """Begin a run of all members, or of this copy alone. Raises RunError after a failure: what was under way is lost."""
-        require_process(self._process, self.rank)
+        self.require_process()
         if self._broken is not None:
             raise RunError(
                 "this pipeline failed before",
@@ -247,6 +246,10 @@ class Communicator:
             )
         self.board.begin(in_copy=in_copy)
 
+    def require_process(self) -> None:
+        """Raise InputError in a process forked from this rank."""
+        require_process(self._process, self.rank)
+
     def all_gather_text(self, topic: str, text: str, *, in_copy: bool = False) -> list[str]:
         """Return the texts of all members, or of this copy's. Raises Disagreement for different topics, RankLost for a silent member."""
         return self.board.all_gather_text(topic, text, in_copy=in_copy)
@@ -255,19 +258,9 @@ class Communicator:
         """Raise Disagreement, on all ranks, or on those of this copy, unless all have the same text."""
         self.board.agree(topic, text, in_copy=in_copy)
 
-    def check(self) -> None:
-        """Raise RankLost if a rank has failed or has begun an exchange that this rank has not."""
-        self.board.check(is_starting=self._is_starting)
-
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Wait inside the block for ranks that start the same run; others may be ahead, in an exchange of this run."""
-        require_process(self._process, self.rank)
-        self._is_starting = True
-        try:
-            yield
-        finally:
-            self._is_starting = False
+    def check(self, awaited: int | None = None) -> None:
+        """Raise RankLost if a rank has failed, or if `awaited`, a rank that this one waits for, waits for another call of this one."""
+        self.board.check(awaited)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

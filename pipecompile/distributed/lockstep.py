@@ -18,9 +18,8 @@ from enum import IntEnum
 
 import torch
 
-from pipecompile.distributed.board_watch import POLL, await_report
+from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.collective_call import COMPARED_LEAVES, CollectiveCall
-from pipecompile.distributed.collectives import PATIENCE
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import CopyDisagreement, RankLost
 from pipecompile.distributed.step_agreement import ranks_by_text, texts_of_ranks
@@ -76,8 +75,7 @@ class Lockstep:
         self._call, self._is_pending, self._is_late = call, has_others, has_others
         try:
             if has_others and not is_looked_up:
-                with self._communicator.starting():
-                    self.recordings(0)
+                self.recordings(0)
             yield
         finally:
             self._call, self._is_pending, self._is_late, self.is_whole = None, False, False, False

@@ -135,9 +135,7 @@ class StoreKey:
 TIMELINES = "timelines to gather"
 """The topic of the one exchange that begins no run."""
 
-EXCHANGE_BEGUN = StoreKey(
-    "begun/{first}/{run}/{exchange}", "each member", "topic of an exchange of texts that has begun in this run"
-)
+EXCHANGE_BEGUN = StoreKey("begun/{rank}", "the rank", "its last exchange: first member, run, place in the run, topic")
 EXCHANGE = StoreKey("exchange/{first}/{exchange}/{member}", "the member", "topic, newline, text")
 FAILED = StoreKey("failed", "first failing rank", "FailureReport")
 READERS = StoreKey("readers", "each other rank", "number of ranks that have read FAILED")

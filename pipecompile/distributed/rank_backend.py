@@ -97,18 +97,17 @@ class RankBackend:
         """
         if self.communicator.ranks.size == 1:
             return found
-        with self.communicator.starting():
-            if self.lockstep.is_pending:
-                highest, lowest = self.lockstep.recordings(found)
-            else:
-                highest, negative = self.pipeline.max(torch.tensor([found, -found])).tolist()
-                lowest = -negative
-            if highest == lowest:
-                return found
-            mine = accepted()
-            missing = torch.tensor([number not in mine for number in range(1, highest + 1)], dtype=torch.uint8)
-            common = (self.pipeline.max(missing) == 0).nonzero()
-            return int(common.max()) + 1 if common.numel() else 0
+        if self.lockstep.is_pending:
+            highest, lowest = self.lockstep.recordings(found)
+        else:
+            highest, negative = self.pipeline.max(torch.tensor([found, -found])).tolist()
+            lowest = -negative
+        if highest == lowest:
+            return found
+        mine = accepted()
+        missing = torch.tensor([number not in mine for number in range(1, highest + 1)], dtype=torch.uint8)
+        common = (self.pipeline.max(missing) == 0).nonzero()
+        return int(common.max()) + 1 if common.numel() else 0
 
     def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
         lines = node_lines(graph)

@@ -141,7 +141,7 @@ class RankPipeline(RankModule):
 
     def _all_ranks(self, *, is_true: bool) -> bool:
         """Return whether something is true on all ranks of all copies."""
-        with torch.inference_mode(False), self._communicator.starting():
+        with torch.inference_mode(False):
             is_false = torch.tensor([float(not is_true)], device="cpu")
             for group in (self._backend.pipeline if self._ranks.size > 1 else None, self.replicas.group):
                 is_false = is_false if group is None else group.max(is_false)

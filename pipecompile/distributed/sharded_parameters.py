@@ -115,8 +115,8 @@ class ShardedParameters:
         if self._is_whole or not self._parameters:
             yield
             return
-        with self.communicator.starting():
-            self._gather()
+        self.communicator.require_process()
+        self._gather()
         self._is_whole = True
         try:
             yield
@@ -142,7 +142,7 @@ class ShardedParameters:
             yield
             return
         own = self.of(weights)
-        with self.communicator.starting(), hidden((p.whole for p in self.apart_from(weights)), _refusal):
+        with hidden((p.whole for p in self.apart_from(weights)), _refusal):
             self.finish(self.start(own))
             try:
                 yield

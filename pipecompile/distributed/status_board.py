@@ -15,7 +15,7 @@ from time import monotonic, sleep
 
 from torch.distributed.distributed_c10d import Store
 
-from pipecompile.distributed.board_watch import POLL
+from pipecompile.distributed.board_watch import PATIENCE, POLL
 from pipecompile.distributed.failure_report import (
     AwaitedMessage,
     CopyDisagreement,
@@ -66,6 +66,9 @@ class StatusBoard:
     ) -> None:
         self.store, self.members, self.rank, self.timeout = store, tuple(members), rank, timeout
         self.copy, self.step = tuple(copy) or self.members, 0
+        self._seen_ahead: dict[
+            int, tuple[str, float]
+        ] = {}  # per awaited rank: the exchange that it was in, and since when
         self._all, self._own = _Exchanges(self.members, _ALL), _Exchanges(self.copy, min(self.copy))
         with suppress(RuntimeError):
             self.store.set(PROCESS.at(rank), identity())
@@ -89,7 +92,7 @@ class StatusBoard:
         """
         among = self._exchanges(in_copy=in_copy)
         among.count += 1
-        self.store.set(EXCHANGE_BEGUN.at(among.first, self.step, among.of_step), f"{self.rank} {topic}")
+        self.store.set(EXCHANGE_BEGUN.at(self.rank), f"{among.first} {self.step} {among.of_step} {topic}")
         among.of_step += 1
         own = among.ranks.index(self.rank)
         self.store.set(EXCHANGE.at(among.first, among.count, own), f"{topic}\n{text}")
@@ -171,20 +174,32 @@ class StatusBoard:
 
     # -- failures -----------------------------------------------------------------------------------------------------
 
-    def check(self, *, is_starting: bool = False) -> None:
-        """Raise RankLost if a rank has failed, or has begun an exchange in this run that this rank has not begun.
+    def check(self, awaited: int | None = None) -> None:
+        """Raise RankLost if a rank has failed, or if this rank waits for `awaited`, which waits in an exchange for this rank.
 
-        While a run `is_starting`, others may be ahead, in an exchange that begins a run.
+        The latter must last for PATIENCE seconds: the message from `awaited` may be under way.
         """
         if (report := self.failed()) is not None:
             raise RankLost(report, is_posted=True)
-        for one in (self._all, self._own):
-            key = EXCHANGE_BEGUN.at(one.first, self.step, one.of_step)
-            with suppress(RuntimeError):
-                if not is_starting and self.store.check([key]):
-                    rank, _, topic = self.store.get(key).decode().partition(" ")
-                    what = f"it and rank {self.rank} were asked for different things: it exchanges {topic}"
-                    raise RankLost(FailureReport(int(rank), what, action="beside other calls"), is_posted=False)
+        if awaited is not None:
+            rank, _ = self.root_of_wait(awaited, "")
+            exchange = self._ahead(rank)
+            seen, since = self._seen_ahead.get(awaited, ("", 0.0))
+            if not exchange or exchange != seen:
+                self._seen_ahead[awaited] = exchange, monotonic()
+            elif monotonic() - since >= PATIENCE:
+                topic = exchange.split(" ", 3)[3]
+                what = f"it and rank {self.rank} were asked for different things: it exchanges {topic}"
+                raise RankLost(FailureReport(rank, what, action="beside other calls"), is_posted=False)
+
+    def _ahead(self, rank: int) -> str:
+        """Return the exchange in which a rank waits for this rank, which has not begun it in this run; "" for none."""
+        with suppress(RuntimeError):
+            if rank != self.rank and self.store.check([EXCHANGE_BEGUN.at(rank)]):
+                exchange = self.store.get(EXCHANGE_BEGUN.at(rank)).decode()
+                places = (f"{one.first} {self.step} {one.of_step} " for one in (self._all, self._own))
+                return exchange if exchange.startswith(tuple(places)) else ""
+        return ""
 
     def failed(self) -> FailureReport | None:
         """Return the report of the rank that failed first, if one failed."""

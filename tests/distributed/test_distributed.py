@@ -60,8 +60,14 @@ class RankRun:
         results = [lines.get(case) for lines in self._results]
         for rank, result in enumerate(results):
             assert result is not None, self.logs[rank][-2000:]
-            assert not (isinstance(result, dict) and "raised" in result), result["raised"]
+            assert not (isinstance(result, dict) and "raised" in result), f"{result['raised']}\n{self._stalls()}"
         return results
+
+    def _stalls(self) -> str:
+        """Return what the log of each rank says of cases that stood still: where its threads were."""
+        starts = [log.find("Timeout (") for log in self.logs]
+        stalls = {rank: self.logs[rank][start : start + 4000] for rank, start in enumerate(starts) if start >= 0}
+        return "\n".join(f"rank {rank} stood still: {text}" for rank, text in stalls.items())
 
 
 def _lines(path: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ posted_ahead   2 receives per peer
 unsent         8 values of two parts per peer
 
 store key                              writer               value
-begun/{first}/{run}/{exchange}         each member          topic of an exchange of texts that has begun in this run
+begun/{rank}                           the rank             its last exchange: first member, run, place in the run, topic
 exchange/{first}/{exchange}/{member}   the member           topic, newline, text
 failed                                 first failing rank   FailureReport
 readers                                each other rank      number of ranks that have read FAILED

@@ -102,20 +102,63 @@ def test_a_failing_rank_does_not_wait_longer_than_the_timeout() -> None:
     assert monotonic() - start < 2
 
 
-def test_an_exchange_that_only_another_rank_begins_is_noticed() -> None:
-    """Within a run; exchanges of another run do not count."""
-    first, second, _ = boards(timeout=0.02)
-    for board in (first, second):
+def begun_by_the_first(monkeypatch: pytest.MonkeyPatch, patience: float) -> list[StatusBoard]:
+    """Return boards in one run, in which ranks 4 and 5, but not 7, have begun an exchange."""
+    monkeypatch.setattr(status_board, "PATIENCE", patience)
+    every = boards(timeout=0.02)
+    for board in every:
         board.begin()
-    second.check()
+    for board in every[:2]:
+        with pytest.raises(RankLost, match="did not take part"):
+            board.agree("program", "text")
+    return every
+
+
+def test_a_rank_that_waits_for_one_in_an_exchange_without_it_was_asked_for_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Within a run; exchanges of another run do not count."""
+    first, _, third = begun_by_the_first(monkeypatch, 0.0)
+    third.check(5)
+    with pytest.raises(RankLost, match="it and rank 7 were asked for different things: it exchanges program") as caught:
+        third.check(5)
+    assert caught.value.report.rank == 5
+    first.check(5)  # both are in it
+    first.check(5)
+    third.begin()
+    third.check(5)
+    third.check(5)
+
+
+def test_a_wait_for_a_rank_that_waits_for_one_in_an_exchange_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = begun_by_the_first(monkeypatch, 0.0)
+    first.post_wait(5, "h#0")
+    third.check(4)
+    with pytest.raises(RankLost, match="exchanges program") as caught:
+        third.check(4)
+    assert caught.value.report.rank == 5
+    second.post_wait(7, "h#1")
+    third.check(4)  # rank 7 itself is late
+
+
+def test_ranks_that_are_ahead_harm_no_rank_that_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a copy that is late wait for one another. They failed after half a second, before."""
+    first, second, third = boards()
+    monkeypatch.setattr(status_board, "PATIENCE", 0.0)
+    for board in (first, second, third):
+        board.begin()
+    first.timeout = 0.02
     with pytest.raises(RankLost, match="did not take part"):
         first.agree("program", "text")
-    second.check(is_starting=True)  # it may begin the same one next
-    with pytest.raises(RankLost, match="it and rank 5 were asked for different things: it exchanges program") as caught:
-        second.check()
-    assert caught.value.report.rank == 4
-    second.begin()
-    second.check()
+    for _ in range(3):
+        third.check()
+        third.check(5)
+
+
+def test_a_message_of_a_rank_that_is_ahead_has_time_to_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, third = begun_by_the_first(monkeypatch, 60.0)
+    for _ in range(3):
+        third.check(5)
 
 
 def test_a_posted_wait_is_read_until_it_is_cleared() -> None:

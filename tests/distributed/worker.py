@@ -5,6 +5,7 @@ python tests/distributed/worker.py RANK WORLD PORT FILE
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import traceback
@@ -39,6 +40,9 @@ from tests.support.one_sweep import measure_once  # noqa: E402
 
 TIMEOUT = 120.0
 
+STALLED = 100.0
+"""Seconds after which a case writes to the log where its threads are: before the timeout, which says which rank is late alone."""
+
 
 def main() -> None:
     rank, world, port, file = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
@@ -53,7 +57,9 @@ def main() -> None:
             if name in FULL_ONLY and not cases.FULL:
                 continue
             start, start_cpu = perf_counter(), process_time()
+            faulthandler.dump_traceback_later(STALLED)
             out.write(json.dumps([name, result_of(case)]) + "\n")
+            faulthandler.cancel_dump_traceback_later()
             seconds, cpu_seconds = perf_counter() - start, process_time() - start_cpu
             print(f"{name}: {seconds:.1f} s, {cpu_seconds:.1f} s of CPU", flush=True)
             out.flush()
