@@ -214,6 +214,8 @@ class Communicator:
                 self._is_wait_posted = True
                 if self._waiting is wait:
                     self.board.post_wait(self.ranks.rank_of(wait.peer), wait.name)
+                else:
+                    self._is_wait_posted = False
 
     def _clear_wait(self) -> None:
         with self._lock:
