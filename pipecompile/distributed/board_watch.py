@@ -31,7 +31,7 @@ _EXIT_TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingWait:
-    """A wait for value `name`, to or from `peer`, since the time `since` of the monotonic clock, in seconds. `is_main`: of the main thread."""
+    """A wait for value `name`, to or from `peer`, since the time `since` of `awake`, in seconds. `is_main`: of the main thread."""
 
     peer: int
     name: str

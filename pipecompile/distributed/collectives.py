@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic, sleep
+from time import sleep
 
 import torch
 import torch.distributed as dist
 
+from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import FailureReport, RankLost
@@ -86,12 +87,12 @@ class CollectiveGroup:
     def wait(self, work: dist.Work | None) -> None:
         """Wait for a collective. Raises RankLost."""
         assert work is not None
-        start = checked = monotonic()
+        start = checked = awake()
         try:
             while self.size > 1 and not work.is_completed():
                 sleep(_POLL_WORK)
-                if monotonic() - checked > POLL:
-                    checked = monotonic()
+                if (now := awake()) - checked > POLL:
+                    checked = now
                     self._check(checked - start)
             work.wait()
         except RuntimeError as error:

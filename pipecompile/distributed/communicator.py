@@ -18,12 +18,13 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from threading import Lock, current_thread, main_thread
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import POLL, PendingWait, watch
 from pipecompile.distributed.failure_report import Disagreement, FailureReport, RankLost
 from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
@@ -130,7 +131,7 @@ class Communicator:
 
     def wait(self, peer: int, work: dist.Work, name: str) -> None:
         """Wait inside c10d for the end of a send or receive. A failure elsewhere ends the wait with RuntimeError."""
-        self._waiting = PendingWait(peer, name, monotonic(), current_thread() is main_thread())
+        self._waiting = PendingWait(peer, name, awake(), current_thread() is main_thread())
         try:
             work.wait(_WAIT_TIMEOUT)
         finally:
@@ -140,7 +141,7 @@ class Communicator:
 
     def poll(self, peer: int, name: str, is_over: Callable[[], bool]) -> None:
         """Wait for a value that moves without this thread, as a GPU receives it. Raises RankLost."""
-        self._waiting = PendingWait(peer, name, monotonic())
+        self._waiting = PendingWait(peer, name, awake())
         try:
             while not is_over() and self._verdict is None:
                 sleep(_POLL_WORK)
@@ -186,7 +187,7 @@ class Communicator:
             self._post_wait(wait)
             if cause := self.board.cause(self.ranks.rank_of(wait.peer), ""):
                 raise self._lost(wait.peer, cause, wait.name)  # a child of it may hold its connections open
-            if monotonic() - wait.since > self.timeout:
+            if awake() - wait.since > self.timeout:
                 raise self._lost(wait.peer, f"it has been silent for {self.timeout:.3g} s", wait.name, is_late=True)
         except RankLost as lost:
             if self._waiting is wait:

@@ -15,6 +15,7 @@ from time import monotonic, sleep
 
 from torch.distributed.distributed_c10d import Store
 
+from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import PATIENCE, POLL
 from pipecompile.distributed.failure_report import (
     AwaitedMessage,
@@ -123,15 +124,15 @@ class StatusBoard:
         )
 
     def _read(self, key: str, rank: int) -> str:
-        start = looked = monotonic()
+        start = looked = awake()
         pause = 0.002
         while not self.store.check([key]):
             if (report := self.failed()) is not None:
                 raise RankLost(report, is_posted=True)
-            if monotonic() - looked > POLL:
+            if awake() - looked > POLL:
                 self.look_for_ended(key)
-                looked = monotonic()
-            if monotonic() - start > self.timeout:
+                looked = awake()
+            if awake() - start > self.timeout:
                 what = f"it did not take part in the exchange before a program within {self.timeout:.3g} s"
                 raise RankLost(FailureReport(rank, what), is_posted=False)
             sleep(pause)
@@ -186,8 +187,8 @@ class StatusBoard:
             exchange = self._ahead(rank)
             seen, since = self._seen_ahead.get(awaited, ("", 0.0))
             if not exchange or exchange != seen:
-                self._seen_ahead[awaited] = exchange, monotonic()
-            elif monotonic() - since >= PATIENCE:
+                self._seen_ahead[awaited] = exchange, awake()
+            elif awake() - since >= PATIENCE:
                 topic = exchange.split(" ", 3)[3]
                 what = f"it and rank {self.rank} were asked for different things: it exchanges {topic}"
                 raise RankLost(FailureReport(rank, what, action="beside other calls"), is_posted=False)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import PendingWait
 from pipecompile.distributed.failure_report import Disagreement, RankLost
 from pipecompile.errors import RunError
@@ -145,7 +146,7 @@ def test_the_root_of_a_chain_of_waits_is_reported() -> None:
 
 def test_the_verdict_of_the_check_is_the_reason_of_a_broken_connection() -> None:
     communicator = run_communicators(2, lambda each: each, timeout=0.0)[0]
-    communicator._waiting = communicator._seen = PendingWait(1, "v#0", monotonic() - 1)
+    communicator._waiting = communicator._seen = PendingWait(1, "v#0", awake() - 1)
     communicator.check_wait()
     lost = communicator.connection_lost(1, "", RuntimeError("Connection reset"))
     assert lost.report.what == "it has been silent for 0 s"

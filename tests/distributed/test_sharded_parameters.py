@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def sharded(single_rank: None, model: nn.Module) -> ShardedParameters:
-    alone = cast(Any, SimpleNamespace(starting=nullcontext))
+    alone = cast(Any, SimpleNamespace(require_process=lambda: None))
     shards = ShardedParameters(init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",)), alone)
     assert not shards.is_known
     shards.shard([*model.parameters(), nn.Parameter(torch.tensor([1]), requires_grad=False)])
