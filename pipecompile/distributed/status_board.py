@@ -59,7 +59,8 @@ class StatusBoard:
     """The board as rank `rank`, one of `members`, sees it. `timeout` is in seconds.
 
     `copy` are the members that run one copy of the pipeline, all of them by default. They may make calls without the other
-    copies: `step` counts the runs of all members by `_OWN_RUNS`, and by 1 those of a copy in between.
+    copies: `step` counts the runs of all members by `_OWN_RUNS`, and by 1 those of a copy in between. `_seen_ahead` has, per rank
+    that this one waited for, the exchange that it was in, and since when.
     """
 
     def __init__(
@@ -67,9 +68,7 @@ class StatusBoard:
     ) -> None:
         self.store, self.members, self.rank, self.timeout = store, tuple(members), rank, timeout
         self.copy, self.step = tuple(copy) or self.members, 0
-        self._seen_ahead: dict[
-            int, tuple[str, float]
-        ] = {}  # per awaited rank: the exchange that it was in, and since when
+        self._seen_ahead: dict[int, tuple[str, float]] = {}
         self._all, self._own = _Exchanges(self.members, _ALL), _Exchanges(self.copy, min(self.copy))
         with suppress(RuntimeError):
             self.store.set(PROCESS.at(rank), identity())
