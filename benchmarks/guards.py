@@ -3,7 +3,7 @@
     python benchmarks/guards.py [--markdown benchmarks/results/guards.md]
 
 One check of everything that a recording read, and one check of the guards of torch.compile(model, backend="eager") on the frame that
-calls the model. The least of 50 rounds of 20 checks counts, because other load on the machine only adds. A step is forward and
+calls the model. The least of 1,000 rounds of 20 checks counts, because other load on the machine only adds. A step is forward and
 backward of the model itself; of three steps, or of 50 of the small model, the median counts.
 """
 
@@ -23,6 +23,9 @@ from torch import nn
 from pipecompile.tracing.recording import trace
 
 MICRO = 1e6
+
+ROUNDS = 1000
+"""Rounds of 20 checks: a third of a second for the small model, longer than a slow phase of a shared processor."""
 
 
 def mlp() -> tuple[nn.Module, torch.Tensor]:
@@ -79,7 +82,7 @@ def torch_guards(model: nn.Module, x: torch.Tensor) -> float | None:
         if not entries:
             return None
         check, scope = entries[0].guard_manager.check, {"model": model, "x": x}
-        return seconds(lambda: check(scope), 50, 20) if check(scope) else None
+        return seconds(lambda: check(scope), ROUNDS, 20) if check(scope) else None
 
 
 def model_is_large(model: nn.Module) -> bool:
@@ -92,7 +95,7 @@ def row(name: str) -> list[str]:
     reads = trace(model, x).facts.reads
     assert reads is not None
     guards = reads.guards()
-    ours = seconds(lambda: guards.fetch.is_unchanged() or guards.hold(), 50, 20)
+    ours = seconds(lambda: guards.fetch.is_unchanged() or guards.hold(), ROUNDS, 20)
     step = seconds(step_of(model, x), 3 if model_is_large(model) else 50)
     theirs = torch_guards(model, x)
     other = "-" if theirs is None else f"{theirs * MICRO:.1f} us"
