@@ -94,16 +94,10 @@ class DirectValues:
         """End what this rank has launched if another rank failed: a cell that waits for its GPU would wait for ever."""
         if self.is_launching:
             try:
-                self.communicator.check(self._awaited())
+                self.communicator.check()
             except RankLost as lost:
                 if self.is_launching:
                     self.communicator.give_up(lost)
-
-    def _awaited(self) -> int | None:
-        """Return the rank to or from which the first message goes that is not over; None if there is none."""
-        under_way = (peer for peer, _, work in [*self.pending] if not work.is_completed())
-        peer = next(under_way, None)
-        return None if peer is None else self.communicator.ranks.rank_of(peer)
 
     def interrupt(self) -> None:
         """Return at once: the communicator ends its own waits."""
