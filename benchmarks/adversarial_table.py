@@ -39,11 +39,11 @@ itself does not bear is replaced by another one; where micro-batches were divide
 | WRONG | silently different |
 """
 
-NOTES = """The 12 int8 models of torchvision have nothing to train. "Unfinished" is a time limit that this table chose, of 100 to 400 s for one model on a machine
-with other work (2400 s for the two SSD, whose process ended before it), and no verdict: of the phases before it none was wrong. DeepseekV4ForCausalLM ran without that limit.
+NOTES = """The 12 int8 models of torchvision have nothing to train. A model is killed after 100 to 400 s on a machine with other work; the six that needed longer
+(two SSD, tnt_s, csatv2, FalconH1, KimiLinear) and DeepseekV4ForCausalLM have run without that limit.
 Rows of the new libraries are those of an earlier revision, except for those that were not right there and have been mended; so are the rows
-of tnt_s and csatv2, before the analysis of rows looked at each value once, and of x-transformers and speechbrain that end in PC112, before a list of another
-length in each run could stay unread: of these only x_rotary_swiglu has been run again.
+of x-transformers and speechbrain that end in PC112, before a list of another length in each run could stay unread: of these only
+x_rotary_swiglu has been run again.
 
 The larger models of torchvision have one block in each stage here (Swin and ViT two) and their own widths, and video models get clips of 32 pixels. Anchors of detection
 models stayed in their old dtype on the model until a constant that replaces another was left as in eager; the three rows that showed it were run again.
@@ -84,7 +84,9 @@ def _why(row: Row) -> str:
 def rows_of_page(page: str) -> list[Row]:
     """Return the rows of a page that `table` has written, with the reasons as far as the page has them."""
     versions = dict(
-        re.findall(r"[ ,]([\w.-]+) (\d[\w. ]*)(?=[,.] )", page.partition("| outcome |")[0].replace("\n", " "))
+        re.findall(
+            r"[ ,]([\w.-]+) (\d\S*?(?: and \d\S*?)*)(?=[,.] )", page.partition("| outcome |")[0].replace("\n", " ")
+        )
     )
     reasons = {(a, b): (c, d) for a, b, c, d in re.findall(r"^- (\S+) (.+?), (\w+): (.*)$", page, re.MULTILINE)}
     rows = []
@@ -108,8 +110,8 @@ def table(rows: Sequence[Row]) -> str:
     examined = [row for row in chosen if verdict(row) != "skipped"]
     known: dict[str, set[str]] = {}
     for row in examined:
-        known.setdefault("torch", set()).add(row.get("torch", version("torch")))
-        known.setdefault(row["library"], set()).add(row.get("version") or _version(row["library"]))
+        known.setdefault("torch", set()).update(row.get("torch", version("torch")).split(" and "))
+        known.setdefault(row["library"], set()).update((row.get("version") or _version(row["library"])).split(" and "))
     libraries = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in known.items())
     head = HEAD.format(options="", machine=platform.machine(), libraries=libraries)
     return "\n".join([head, _summary(examined), NOTES, _reasons(examined), _left_out(chosen), _models(examined)])

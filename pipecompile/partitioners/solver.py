@@ -126,7 +126,7 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
     if state.assignment is None:
         state.offer(find_fitting_cut(state.clusters, state.machine, state.deadline))
     if method != "ilp" and state.has_gap:
-        cut_all_down_sets(state)
+        cut_all_down_sets(state, early_deadline)
     state.tolerance = max(GAP, gap)
     if method != "dp" and state.has_gap:
         _raise_bound_by_anchors(state, state.begin + time_limit / 2)

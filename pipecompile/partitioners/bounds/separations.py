@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from math import inf
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +32,14 @@ from numpy.typing import NDArray
 from pipecompile.partitioners.clusters import Clusters, adjacency, merge
 from pipecompile.partitioners.machine import Machine
 
-__all__ = ["MAX_CLUSTERS", "Relation", "contract", "minimal_pairs", "separated_pairs"]
+__all__ = ["Relation", "contract", "has_time_for_products", "minimal_pairs", "separated_pairs"]
 
 
 MAX_CLUSTERS = 2000
 """Clusters up to which separated pairs are computed: a few seconds of matrix products."""
+
+PRODUCT_SECONDS = 1e-10
+"""Seconds of a product of (clusters, clusters) matrices, per clusters^3: those of a slow core."""
 
 ROUNDS = 3
 """Rounds of the fixed-point iteration; each uses the pairs of the round before."""
@@ -46,10 +51,18 @@ Floats = NDArray[np.float32]
 Relation = NDArray[np.bool_]
 
 
-def separated_pairs(clusters: Clusters, machine: Machine, target: float, closure: Relation) -> Relation:
+def has_time_for_products(n_clusters: int, count: int, deadline: float) -> bool:
+    """Return whether that many matrix products are expected to end before the deadline."""
+    return monotonic() + count * PRODUCT_SECONDS * n_clusters**3 <= deadline
+
+
+def separated_pairs(
+    clusters: Clusters, machine: Machine, target: float, closure: Relation, deadline: float = inf
+) -> Relation:
     """Return the matrix with [v, w] true iff v is an ancestor of w (by `closure`) and the pair is separated.
 
-    With target 0 (no target), only memory and pairs apart separate.
+    With target 0 (no target), only memory and pairs apart separate. Rounds that would not end before the deadline are left out:
+    every pair of the result is separated, but some separated pairs are missing.
     """
     reach = closure.astype(np.float32)
     no_work = np.zeros_like(reach)
@@ -57,6 +70,8 @@ def separated_pairs(clusters: Clusters, machine: Machine, target: float, closure
     pairs = (work > 1 + SLACK) | _exceed_memory(clusters, machine, reach) | _pairs_apart(clusters, reach)
     time_factor = 0.0 if machine.overlap or not target else machine.min_link_factor / target
     for _ in range(ROUNDS if time_factor and clusters.flows else 0):
+        if not has_time_for_products(len(clusters), 2, deadline):
+            break
         to_later, to_earlier = _traffic(clusters, closure, pairs, time_factor)
         load = work + (reach * to_later) @ reach + reach @ (to_earlier * reach)
         extended = pairs | ((load > 1 + SLACK) & closure)

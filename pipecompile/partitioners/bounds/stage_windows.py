@@ -14,12 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import fsum
+from math import fsum, inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.bounds.separations import MAX_CLUSTERS, Relation, minimal_pairs, separated_pairs
+from pipecompile.partitioners.bounds.separations import (
+    MAX_CLUSTERS,
+    Relation,
+    has_time_for_products,
+    minimal_pairs,
+    separated_pairs,
+)
 from pipecompile.partitioners.clusters import Clusters, head_and_tail_sums, transitive_closure
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import TOLERANCE
@@ -97,12 +103,15 @@ class StageWindows:
         self.earliest, self.latest = np.array(earliest), np.array(latest)
 
 
-def compute_windows(clusters: Clusters, machine: Machine, target: float) -> StageWindows:
-    """Return the windows of all clusters below a target. An infinite target leaves memory and user constraints."""
+def compute_windows(clusters: Clusters, machine: Machine, target: float, deadline: float = inf) -> StageWindows:
+    """Return the windows of all clusters below a target. An infinite target leaves memory and user constraints.
+
+    The windows are wider where there is no time before the deadline to compute separated pairs.
+    """
     n, k = len(clusters), len(machine)
-    closure = transitive_closure(clusters) if n <= MAX_CLUSTERS else None
+    closure = transitive_closure(clusters) if n <= MAX_CLUSTERS and has_time_for_products(n, 3, deadline) else None
     finite_target = target if np.isfinite(target) else 0.0
-    pairs = None if closure is None else separated_pairs(clusters, machine, finite_target, closure)
+    pairs = None if closure is None else separated_pairs(clusters, machine, finite_target, closure, deadline)
     strict_pairs = minimal_pairs(clusters, pairs) if pairs is not None else sorted(clusters.strict_arcs)
     traffic = _certain_traffic(clusters, machine, pairs)
     memory = np.array(clusters.bytes) + machine.min_in_flight * np.array(clusters.activation)

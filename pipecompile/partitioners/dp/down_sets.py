@@ -34,7 +34,7 @@ DownSets = list[Bits]
 """Per boundary, including those before stage 0 and after the last stage, the down-sets as 0/1 rows (down-sets, clusters)."""
 
 MAX_DOWN_SETS = 30_000
-"""Down-sets listed for a boundary: some tenths of a second."""
+"""Down-sets listed for a boundary, and those passed on the way to them that no deadline ends: some tenths of a second."""
 
 MAX_PAIRS = 1_000_000
 """Default number of pairs (J, I), candidate stages, that are evaluated: some tenths of a second."""
@@ -43,12 +43,16 @@ BLOCK_PAIRS = 1_000_000
 """Pairs evaluated in one matrix: some 50 MB."""
 
 
-def enumerate_down_sets(clusters: Clusters, windows: StageWindows, n_stages: int) -> DownSets | None:
-    """Return the down-sets that the windows leave to every boundary; None if there are more than `MAX_DOWN_SETS`."""
-    predecessors, successors = adjacency(clusters)
+def enumerate_down_sets(
+    clusters: Clusters, windows: StageWindows, n_stages: int, deadline: float = inf
+) -> DownSets | None:
+    """Return the down-sets that the windows leave to every boundary; None if there are more than `MAX_DOWN_SETS`, or after the
+    deadline if more were passed.
+    """
+    neighbours = adjacency(clusters)
     down_sets = [np.zeros((1, len(clusters)), dtype=np.uint8)]
     for s in range(n_stages - 1):
-        masks = _down_sets_after(clusters, windows, s, predecessors, successors)
+        masks = _down_sets_after(clusters, windows, s, neighbours, deadline)
         if masks is None:
             return None
         down_sets.append(_as_rows(masks, len(clusters)))
@@ -123,12 +127,17 @@ def _traceback(down_sets: DownSets, steps: Sequence[_Step]) -> list[int]:
 
 
 def _down_sets_after(
-    clusters: Clusters, windows: StageWindows, s: int, predecessors: list[list[int]], successors: list[list[int]]
+    clusters: Clusters,
+    windows: StageWindows,
+    s: int,
+    neighbours: tuple[list[list[int]], list[list[int]]],
+    deadline: float,
 ) -> list[int] | None:
     """Return, as bit masks, the down-sets after stage s within the windows and their work bounds; None if too many.
 
     Breadth first by size: each level adds one ready cluster to a down-set. A level maps a mask to (ready clusters, work).
     """
+    predecessors, successors = neighbours
     fixed = sum(1 << v for v, latest in enumerate(windows.latest.tolist()) if latest <= s)
     ranges = zip(windows.earliest.tolist(), windows.latest.tolist(), strict=True)
     free = {v for v, (a, b) in enumerate(ranges) if a <= s < b}
@@ -137,13 +146,14 @@ def _down_sets_after(
     slack = windows.total_work * TOLERANCE
     min_work, max_work = windows.min_work[s] - slack, windows.max_work[s] + slack
     ready = sum(1 << v for v, need in needs.items() if not need)
-    level, masks = {fixed: (ready, work)}, []
+    level, masks, passed = {fixed: (ready, work)}, list[int](), 0
     while level:
         masks += [mask for mask, (_, work) in level.items() if work >= min_work]
-        if len(masks) + len(level) > MAX_DOWN_SETS:
-            return None
         next_level: dict[int, tuple[int, float]] = {}
         for mask, (ready, work) in level.items():
+            passed += 1
+            if len(masks) + len(next_level) > MAX_DOWN_SETS or (passed > MAX_DOWN_SETS and monotonic() > deadline):
+                return None
             for v in _bits(ready):
                 larger = mask | 1 << v
                 if larger not in next_level and work + clusters.time[v] <= max_work:

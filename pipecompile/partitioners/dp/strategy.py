@@ -25,6 +25,7 @@ from pipecompile.partitioners.clusters import Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges
 from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.down_sets import MAX_PAIRS, cut_down_sets, enumerate_down_sets
+from pipecompile.partitioners.dp.traffic_order import least_traffic_order
 from pipecompile.partitioners.incumbent import SolverState
 from pipecompile.partitioners.local_search import descend
 
@@ -112,26 +113,33 @@ def polish(state: SolverState, deadline: float) -> None:
         improved = (cut is not None and state.offer(cut)) or improved
 
 
-def cut_all_down_sets(state: SolverState) -> None:
-    """Find the optimum and prove it, if the graph has few down-sets and every stage is a device of its own."""
+def cut_all_down_sets(state: SolverState, deadline: float) -> None:
+    """Find the optimum and prove it, if the graph has few down-sets and every stage is a device of its own. Only a small problem
+    takes longer than the deadline.
+    """
     state.enter("down-sets")
     if state.assignment is None or not state.machine.is_one_to_one or state.machine.links is not None:
         return
     target = state.target
     contracted = contract(state.clusters, state.machine, target)
-    windows = compute_windows(contracted, state.machine, target)
-    cut_down_sets_below(state, target, contracted, windows)
+    windows = compute_windows(contracted, state.machine, target, deadline)
+    cut_down_sets_below(state, target, contracted, windows, deadline)
 
 
 def cut_down_sets_below(
-    state: SolverState, target: float, clusters: Clusters, windows: StageWindows, max_pairs: int = MAX_PAIRS
+    state: SolverState,
+    target: float,
+    clusters: Clusters,
+    windows: StageWindows,
+    deadline: float,
+    max_pairs: int = MAX_PAIRS,
 ) -> bool:
     """Cut over the down-sets within the windows of a target: offer the cut, raise the bound. Return False if there are too
-    many down-sets.
+    many down-sets, or too many to list before the deadline.
     """
     if not state.machine.is_one_to_one or state.machine.links is not None:
         return False
-    down_sets = [] if windows.is_empty else enumerate_down_sets(clusters, windows, len(state.machine))
+    down_sets = [] if windows.is_empty else enumerate_down_sets(clusters, windows, len(state.machine), deadline)
     if down_sets is None:
         return False
     result = (
@@ -163,41 +171,10 @@ def candidate_orders(clusters: Clusters, ranges: StageRanges | None = None) -> I
                 yield order
     if ranges is None and clusters.flows:
         for forward in (True, False):
-            order = _least_traffic_order(clusters, forward=forward)
+            order = least_traffic_order(clusters, forward=forward)
             if tuple(order) not in seen:
                 seen.add(tuple(order))
                 yield order
-
-
-def _least_traffic_order(clusters: Clusters, *, forward: bool) -> list[int]:
-    """Return the order that places next the ready cluster after which the least seconds of tensors cross to clusters not placed yet,
-    of equals the one that became ready last. Wherever such an order is cut, little is sent. O(clusters * ready clusters * flows of each).
-    """
-    predecessors, successors = adjacency(clusters)
-    sources, sinks = (predecessors, successors) if forward else (successors, predecessors)
-    touching: list[list[int]] = [[] for _ in range(len(clusters))]
-    ends = [(flow.source, *flow.consumers) for flow in clusters.flows]
-    for number, flow in enumerate(clusters.flows):
-        for v in ends[number] if flow.time else ():
-            touching[v].append(number)
-    missing, open_ends = [len(s) for s in sources], [len(e) for e in ends]
-    ready = [v for v in range(len(clusters)) if not missing[v]]
-    order: list[int] = []
-
-    def growth(v: int) -> float:
-        return sum(clusters.flows[f].time * ((open_ends[f] == len(ends[f])) - (open_ends[f] == 1)) for f in touching[v])
-
-    while ready:
-        v = min(reversed(ready), key=growth)
-        ready.remove(v)
-        order.append(v)
-        for f in touching[v]:
-            open_ends[f] -= 1
-        for w in sinks[v]:
-            missing[w] -= 1
-            if not missing[w]:
-                ready.append(w)
-    return order[:: 1 if forward else -1]
 
 
 def order_by_key(clusters: Clusters, key: Sequence[float], ranges: StageRanges | None = None) -> list[int]:

@@ -60,7 +60,7 @@ def cut_chain_with_copies(state: SolverState, deadline: float) -> None:
 
 def fill_between(state: SolverState, deadline: float) -> None:
     """Fill stages up to targets between bound and incumbent, from either end, until targets are near each other."""
-    if not state.has_gap or not can_fill(state.clusters, state.machine):
+    if not state.has_gap or monotonic() > deadline or not can_fill(state.clusters, state.machine):
         return
     state.enter("filling")
     orders = list(candidate_orders(state.clusters))

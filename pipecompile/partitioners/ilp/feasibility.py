@@ -114,7 +114,7 @@ def _minimise_excess(
     most = _excess(clusters, machine, best) if best is not None else _total_memory(clusters, machine)
     max_limit = max(limit for limit in machine.memory_limit if isfinite(limit)) + most
     unit = max_limit or 1.0
-    windows = compute_windows(clusters, machine.with_extra_memory(most), inf)
+    windows = compute_windows(clusters, machine.with_extra_memory(most), inf, deadline)
     if windows.is_empty:
         return best, bound
     steps, excess = _excess_model(clusters, machine, windows, (bound, most), unit, max_limit)

@@ -55,7 +55,7 @@ def _reassign(state: SolverState, first: int, last: int, deadline: float) -> boo
         if not first <= s <= last:
             fixed.setdefault(s, []).append(v)
     merged = contract(merge(state.clusters, fixed.values()), state.machine, state.target)
-    windows = compute_windows(merged, state.machine, state.target)
+    windows = compute_windows(merged, state.machine, state.target, deadline)
     stage_of = {name: s for names, s in zip(state.clusters.members, state.assignment, strict=True) for name in names}
     for v, names in enumerate(merged.members):
         s = stage_of[names[0]]

@@ -149,7 +149,7 @@ def _reduce(state: SolverState, target: float, attempts: Sequence[Attempt]) -> A
     """Return the reduced problem below a target. If it is empty, raise the bound to the target and return None."""
     state.enter("windows")
     clusters = contract(state.clusters, state.machine, target)
-    windows = compute_windows(clusters, state.machine, target)
+    windows = compute_windows(clusters, state.machine, target, state.deadline)
     for attempt in attempts:
         if attempt.target >= target:
             windows.intersect_work(attempt.windows)
@@ -172,7 +172,7 @@ def _settle(state: SolverState, target: float, level: int, attempts: list[Attemp
     attempts.append(attempt)
     effort, clusters, windows = 3**level, attempt.clusters, attempt.windows
     state.enter("down-sets")
-    cut_down_sets_below(state, target, clusters, windows, 20 * effort * MAX_PAIRS)
+    cut_down_sets_below(state, target, clusters, windows, state.deadline, 20 * effort * MAX_PAIRS)
     is_small = windows.n_open_steps <= min(EASY_STEPS * 16**level, MAX_STEPS)
     if not _is_settled(state, target) and is_small and state.seconds_left > 0:
         _solve_program(state, attempt, min(effort * SECONDS, state.seconds_left))

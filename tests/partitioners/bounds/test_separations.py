@@ -8,6 +8,7 @@ from partitioners.oracle import legal_assignments, loads_of, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.bounds.separations import contract, minimal_pairs, separated_pairs
+from pipecompile.partitioners.bounds.stage_windows import compute_windows
 from pipecompile.partitioners.clusters import coarsen, transitive_closure
 from pipecompile.partitioners.machine import Machine
 
@@ -28,6 +29,18 @@ def test_too_much_work_for_one_stage_separates_its_ends() -> None:
     assert separated(chain(4), 5.0) == [(0, 2), (1, 3)]
     assert separated(chain(4), 7.0) == [(0, 3)]
     assert separated(chain(4), 9.0) == []
+
+
+def test_after_the_deadline_the_rounds_that_need_products_are_left_out() -> None:
+    problem = chain(4, tensor=1.0)  # tensors separate the inner two: the second round
+    clusters, machine = coarsen(problem), Machine.of(problem, 4)
+    closure = transitive_closure(clusters)
+
+    late = separated_pairs(clusters, machine, 5.5, closure, deadline=0.0)
+
+    assert (1, 2) not in minimal_pairs(clusters, late)
+    assert not (late & ~separated_pairs(clusters, machine, 5.5, closure)).any(), "what is left is separated"
+    assert compute_windows(clusters, machine, 5.5, 0.0).closure is None
 
 
 def test_tensors_to_separated_clusters_count_as_well() -> None:

@@ -55,3 +55,24 @@ def test_a_boundary_without_a_down_set_refutes_the_target():
     clusters, machine = coarsen(towers), Machine.of(towers, 2)
     down_sets = [np.zeros((1, 4), np.uint8), np.zeros((0, 4), np.uint8), np.ones((1, 4), np.uint8)]
     assert cut_down_sets(clusters, machine, down_sets, 1.5) == (None, inf)
+
+
+def test_listing_ends_as_soon_as_one_size_has_too_many_down_sets():
+    nodes = tuple(Node(str(i), 1.0) for i in range(400))  # no precedence: 10.6 million down-sets of three clusters
+    clusters = coarsen(Problem(nodes))
+    windows = compute_windows(clusters, Machine.of(Problem(nodes), 2), inf)
+
+    assert enumerate_down_sets(clusters, windows, 2) is None
+
+
+@pytest.mark.parametrize(("deadline", "is_listed"), [(inf, True), (0.0, False)])
+def test_a_deadline_ends_the_listing_once_many_were_passed(monkeypatch, deadline, is_listed):
+    nodes = tuple(Node(str(i), 1.0) for i in range(8))
+    clusters = coarsen(Problem(nodes))
+    windows = compute_windows(clusters, Machine.of(Problem(nodes), 2), inf)
+    windows.min_work[0] = windows.max_work[0] = 4.0  # 163 down-sets on the way to the 70 of four clusters
+    monkeypatch.setattr("pipecompile.partitioners.dp.down_sets.MAX_DOWN_SETS", 130)
+
+    assert (enumerate_down_sets(clusters, windows, 2, deadline) is not None) == is_listed
+    monkeypatch.setattr("pipecompile.partitioners.dp.down_sets.MAX_DOWN_SETS", 200)
+    assert enumerate_down_sets(clusters, windows, 2, deadline) is not None

@@ -38,7 +38,7 @@ def test_each_step_is_between_the_step_before_and_the_optimum(case):
     optimum, _ = brute_force(*case)
     state, values = searching(*case), [inf]
     cut_candidate_orders(state, inf)
-    for step in (lambda: polish(state, inf), lambda: cut_all_down_sets(state)):
+    for step in (lambda: polish(state, inf), lambda: cut_all_down_sets(state, inf)):
         values.append(state.bottleneck)
         step()
         if state.assignment is not None:
@@ -53,7 +53,7 @@ def test_the_cut_over_all_down_sets_is_optimal_with_proof(case):
     state = searching(*case)
     cut_candidate_orders(state, inf)
     if state.assignment is not None:
-        cut_all_down_sets(state)
+        cut_all_down_sets(state, inf)
         optimum, _ = brute_force(*case)
         assert state.bottleneck == pytest.approx(optimum, rel=GAP)
         assert state.lower_bound == pytest.approx(optimum, rel=GAP)
