@@ -56,11 +56,12 @@ class _CutProgram:
             time = flow.time * machine.min_link_factor / target
             sent.add(self.mip.add_maximum(here - consumer for consumer in there), time)
             received.add(self.mip.add_maximum(consumer - here for consumer in there), time)
-        self.load = work.add(sent).add(received)
         if machine.overlap:
             self.load = self.mip.add_variable(0.0, float("inf"))
             for part in parts:
                 self.mip.add_row(self.load, part)
+        else:
+            self.load = work.add(sent).add(received)  # in place: `work` is the sum from here on
 
     def least_load(self, anchor: int, seconds: float) -> float:
         """Return the least load of a set with the anchor, in seconds."""

@@ -7,7 +7,8 @@ F records an autograd graph as any forward does, and drops it at its end. So the
 `requires_grad`. The dropped graph does not raise the memory peak, since R holds as much later.
 
 R starts from the buffers as F found them, and restores those that R itself found: running statistics are updated once.
-While R runs, `is_recomputing()` is true, and state that the model keeps on itself is not written again.
+While R runs, `is_recomputing()` is true. State that the last stage leaves on the model is written again, because the loss may read it,
+and put back at the end of R.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.recompute_flag import recomputation
+from pipecompile.tracing.state.effect_places import EffectPlace, restored_places
 from pipecompile.tracing.state.random_states import (
     CPU_RANDOM,
     RandomSource,
@@ -61,6 +63,7 @@ class SideEffects:
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
     generators        the sources that Python of its opaque pieces may draw from
     lifted            the numbers of the model that it reads at every run
+    places            where its effect nodes write
     """
 
     draws: bool = False
@@ -70,6 +73,7 @@ class SideEffects:
     redraws: bool = False
     generators: tuple[RandomSource, ...] = ()
     lifted: LiftedState = NOTHING_LIFTED
+    places: tuple[EffectPlace, ...] = ()
 
     @classmethod
     def of(cls, stage: Stage) -> SideEffects:
@@ -85,6 +89,7 @@ class SideEffects:
             any(noted.draws and noted.region and noted.region.keeps_draws for noted in map(facts, nodes)),
             _python_sources(stage.module, nodes),
             next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
+            tuple(node.target.place for node in nodes if hasattr(node.target, "place")),
         )
 
 
@@ -110,8 +115,8 @@ def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[R
 
 @dataclass(slots=True)
 class Recipe:
-    """State in which a forward began: random state, autocast, buffers, the inputs that it then wrote, by place, and the numbers
-    of the model that it read, by label.
+    """State in which a forward began: random state, autocast, buffers, the inputs that it then wrote, by place, the numbers
+    of the model that it read, by label, and what was where its effect nodes write.
     """
 
     random: _Random | None
@@ -119,6 +124,7 @@ class Recipe:
     buffers: list[torch.Tensor]
     inputs: dict[int, torch.Tensor]
     numbers: dict[str, Any]
+    left: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +206,8 @@ def _restored(before: Recipe, stage: StageRun, device_types: Sequence[str]) -> A
         autocast = ()
     elif not autocast:
         autocast = tuple((kind, dtype, False) for kind, dtype, _ in now)
-    is_same = not autocast and before.random is None and not stage.effects.written_buffers and not before.numbers
-    return _UNCHANGED if is_same else _state_restored(before, autocast, stage)
+    changes = autocast or before.random is not None or stage.effects.written_buffers or before.numbers or before.left
+    return _state_restored(before, autocast, stage) if changes else _UNCHANGED
 
 
 _UNCHANGED = nullcontext()
@@ -216,6 +222,7 @@ def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iter
         stack.enter_context(_tensors_restored(before, stage.effects, stage.device))
         if before.numbers:
             stack.enter_context(stage.effects.lifted.restored(before.numbers))
+        stack.enter_context(restored_places(stage.effects.places, before.left))
         yield
 
 
@@ -241,6 +248,7 @@ def _recipe(values: Sequence[Any], effects: SideEffects, device: torch.device, d
         [buffer.detach().clone() for buffer in effects.written_buffers],
         {place: _copy(values[place]) for place in effects.written_inputs if isinstance(values[place], torch.Tensor)},
         effects.lifted.numbers,
+        [place.before() for place in effects.places],
     )
 
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.fakes.lifted_numbers import Comparison, LiftedFloat, LiftedInt, LiftedNumber
-from pipecompile.tracing.state.leftover_state import StateChange, put_value
+from pipecompile.tracing.state.effect_places import put_value
+from pipecompile.tracing.state.leftover_state import StateChange
 from pipecompile.tracing.user_source import warn
 
 __all__ = ["adds_a_constant", "counters_watched", "warn_of_decisions"]

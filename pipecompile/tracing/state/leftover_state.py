@@ -29,7 +29,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import active_fake_mode
 from pipecompile.torch_private.modules import BUFFER_TABLE, GLOBAL_FORWARD_HOOKS, STATE_TABLES, forward_hooks_of
 from pipecompile.tracing.emit.value_nodes import PLAIN, is_written_back
-from pipecompile.tracing.recompute_flag import is_recomputing
+from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "effect_function",
     "effects_muted",
     "hooks_of",
-    "put_value",
     "without_keys",
 ]
 
@@ -234,13 +233,15 @@ def effect_function(change: StateChange, later: Any) -> Any:
         step = change.value - change.before
         if later - change.value != step:
             return None
-        return _effect("advance", lambda: put_value(container, key, _at(container, key) + step))
+        place = EffectPlace(container, key, is_count=True)
+        return _effect("advance", place, lambda: place.put(place.now() + step))
     is_other = later is not None and key is not None and not change.tensors and not _is_equal(later, change.value)
     if not change.is_plain or is_other:
         return None
     if key is None:
-        return _effect("extend", container.extend)
-    return _effect("keep", lambda value: put_value(container, key, value))
+        return _effect("extend", EffectPlace(container, key), container.extend)
+    place = EffectPlace(container, key)
+    return _effect("keep", place, place.put)
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -249,24 +250,13 @@ def _is_equal(one: Any, other: Any) -> bool:
     return not has_tensor and type(one) is type(other) and bool(one == other)
 
 
-def _at(container: Any, key: Any) -> Any:
-    return container[key] if isinstance(container, (dict, list)) else container.cell_contents
-
-
-def put_value(container: Any, key: Any, value: Any) -> None:
-    """Replace a value in a container, or the content of a variable."""
-    if isinstance(container, (dict, list)):
-        container[key] = value
-    else:
-        container.cell_contents = value
-
-
-def _effect(name: str, act: Any) -> Any:
-    """Return `act` as a function of this name, which does nothing while muted, on fake tensors, and in a recomputation."""
+def _effect(name: str, place: EffectPlace, act: Any) -> Any:
+    """Return `act` as a function of this name with its `place`, which does nothing while muted and on fake tensors."""
 
     def write(*values: Any) -> None:
-        if not _muted and active_fake_mode() is None and not is_recomputing():
+        if not _muted and active_fake_mode() is None:
             act(*values)
 
     write.__name__ = write.__qualname__ = name
+    write.place = place  # type: ignore[attr-defined]
     return write

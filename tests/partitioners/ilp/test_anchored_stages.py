@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -51,6 +52,12 @@ def test_a_heavy_node_that_reads_much_is_proven_to_be_alone():
     assert cut_bound(coarsen(problem), Machine.of(problem, 8), 30.0, 50.0, inf) == pytest.approx(42.0)
     found = partition(problem, 8, time_limit=20.0, gap=0.0)
     assert (found.status, found.bottleneck) == ("optimal", pytest.approx(42.0))
+
+
+def test_work_that_overlaps_with_tensors_is_not_added_to_them():
+    #  heavy alone: 30 of work beside 12 of tensors; with overlap a stage takes the longer of the two
+    problem = replace(reader(40), overlap=True)
+    assert cut_bound(coarsen(problem), Machine.of(problem, 8), 20.0, 50.0, inf) == pytest.approx(30.0)
 
 
 def test_no_anchor_is_tried_where_no_cluster_is_heavier_than_the_bound():

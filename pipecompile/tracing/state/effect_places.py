@@ -1,0 +1,77 @@
+"""Where an effect node writes, and what a recomputation must find there: the loss of the last stage may read it.
+
+    F0  self.feat = h0, loss reads feat     F1  self.feat = h1     R0  self.feat = h0 again, loss reads feat     then h1 is put back
+
+A recomputation runs the effect nodes of its stage again. A counter first goes back to where the forward found it, a list to its
+items then; a value that is replaced needs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["EffectPlace", "put_value", "restored_places", "value_at"]
+
+MISSING: Any = object()
+"""What a container has at a key that it does not have."""
+
+
+def value_at(container: Any, key: Any) -> Any:
+    """Return the value at a key of a container, or the content of a variable; `MISSING` if there is none."""
+    try:
+        return container[key] if isinstance(container, (dict, list)) else container.cell_contents
+    except (KeyError, IndexError, ValueError):  # ValueError: an empty variable
+        return MISSING
+
+
+def put_value(container: Any, key: Any, value: Any) -> None:
+    """Replace a value in a container, or the content of a variable; `MISSING` removes it."""
+    if isinstance(container, (dict, list)):
+        if value is not MISSING:
+            container[key] = value
+        elif isinstance(container, dict):
+            container.pop(key, None)
+    elif value is not MISSING:
+        container.cell_contents = value
+
+
+@dataclass(frozen=True, slots=True)
+class EffectPlace:
+    """A key of a container, or with key None all items of a list. `is_count` says that a number is added to what is there."""
+
+    container: Any
+    key: Any
+    is_count: bool = False
+
+    def now(self) -> Any:
+        """Return what is there."""
+        return list(self.container) if self.key is None else value_at(self.container, self.key)
+
+    def before(self) -> Any:
+        """Return what a recomputation of the forward that begins now must find there. It keeps no tensor that the forward replaces."""
+        return self.now() if self.key is None or self.is_count else MISSING
+
+    def put(self, value: Any) -> None:
+        """Write what `now` has returned."""
+        if self.key is None:
+            self.container.clear()
+            self.container.extend(value)
+        else:
+            put_value(self.container, self.key, value)
+
+
+@contextmanager
+def restored_places(places: Sequence[EffectPlace], before: Sequence[Any]) -> Iterator[None]:
+    """Set places to what `before` says for this context, and at its end back to what they have now."""
+    now = [place.now() for place in places]
+    try:
+        for place, value in zip(places, before, strict=True):
+            if value is not MISSING:
+                place.put(value)
+        yield
+    finally:
+        for place, value in zip(places, now, strict=True):
+            place.put(value)

@@ -1,0 +1,46 @@
+"""Places where effect nodes write: what a recomputation finds there, and what it leaves."""
+
+from collections import deque
+
+import pytest
+
+from pipecompile.tracing.state.effect_places import EffectPlace, put_value, restored_places, value_at
+
+
+def test_a_counter_and_a_list_go_back_for_the_time_of_a_recomputation():
+    counts, seen = {"calls": 1}, deque(["a"], maxlen=2)
+    places = [EffectPlace(counts, "calls", is_count=True), EffectPlace(seen, None)]
+    before = [place.before() for place in places]
+    counts["calls"] = 3
+    seen.extend("bc")
+
+    with restored_places(places, before):
+        assert (counts["calls"], list(seen)) == (1, ["a"])
+        counts["calls"] += 1
+
+    assert (counts["calls"], list(seen)) == (3, ["b", "c"])
+
+
+@pytest.mark.parametrize("start", [{}, {"feat": 0}])
+def test_a_value_that_is_replaced_is_put_back_and_not_kept_alive(start):
+    container = dict(start)
+    place = EffectPlace(container, "feat")
+    before = place.before()
+
+    with restored_places([place], [before]):
+        place.put("of the recomputation")
+
+    assert container == start
+    assert before is not container.get("feat")
+
+
+def test_the_content_of_a_variable_is_read_and_replaced():
+    content = 1
+
+    def variable() -> int:
+        return content
+
+    (cell,) = variable.__closure__ or ()
+    put_value(cell, "content", 2)
+
+    assert (value_at(cell, "content"), variable()) == (2, 2)
