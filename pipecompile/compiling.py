@@ -162,7 +162,8 @@ def compile(
       three gradients and more are rounded in another order.
     - `passes`: passes of yours among those that lower the schedule of a step: `[pc.UserPass(function, before="compute")]` maps a
       Schedule to a Schedule, with a later place, by default the last, a Program to a Program. The result of each is verified.
-    - `dispatch`: "inline" runs all devices from one thread, "threads" each from its own, "auto" decides by the time of a cell.
+    - `dispatch`: "inline" runs all devices from one thread, "threads" each from its own, "auto" decides by the time of a cell, and
+      stays inline where stages draw random numbers or run Python of the model.
     - `compile_stages`: True compiles every stage with `torch.compile`; a string names the backend.
     - `cuda_graphs`: True captures stages on GPUs, once per micro-batch in flight, and replays them: faster where launching takes
       longer than computing. Python of layers and of the loss runs only during capture. A stage that cannot be captured runs

@@ -119,7 +119,7 @@ class Pipeline(ModelProxy):
             frame = self._run(executable, specialization, batch, arrivals)
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
-        executable.finished(frame, threaded=self._dispatcher.threaded)
+        executable.finished(frame, threaded=self._dispatcher.is_threaded(is_ordered=executable.is_ordered))
         self._cache.context.check_losses(losses, trains=trains)
         if is_whole:
             self._note_step(executable, frame.spans, batch.whole.samples)
@@ -139,9 +139,9 @@ class Pipeline(ModelProxy):
     ) -> Frame:
         """Check the recording if that is due. Run the program of a step in this thread or a thread per device; return its frame."""
         self._cache.check(specialization, batch, arrivals)
-        threaded = self._dispatcher.threaded
+        threaded = self._dispatcher.is_threaded(is_ordered=executable.is_ordered)
         frame = executable.frame(batch.sizes, arrivals, threaded=threaded)
-        executable.run(executable.threaded if threaded else executable.inline, frame, self._dispatcher.workers)
+        executable.run(executable.code(threaded=threaded), frame, self._dispatcher.workers(threaded=threaded))
         return frame
 
     def _whole_batch_step(self, inputs: FlatInputs, target: Any, scaler: torch.amp.GradScaler | None) -> Any:
@@ -150,7 +150,7 @@ class Pipeline(ModelProxy):
         return (loss, aux) if self._options.has_aux else loss
 
     def _note_step(self, executable: Executable, spans: Spans, samples: int | None) -> None:
-        self._dispatcher.settle(spans)
+        self._dispatcher.settle(spans, is_ordered=executable.is_ordered)
         self.__dict__.update(_last=(executable, spans), _samples=samples)  # nn.Module's own way takes 10 us
 
     def reschedule(

@@ -136,9 +136,10 @@ class ListedSteps:
             frame = self._run(program, listed.sizes, arrivals)
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         ports.return_gradients(frame)
-        program.executable.finished(frame, threaded=self.dispatcher.threaded)
+        is_ordered = program.executable.is_ordered
+        program.executable.finished(frame, threaded=self.dispatcher.is_threaded(is_ordered=is_ordered))
         if is_whole:
-            self.dispatcher.settle(frame.spans)
+            self.dispatcher.settle(frame.spans, is_ordered=is_ordered)
         self.cache.context.check_losses(losses, trains=trains)
         this = (program.executable, frame.spans) if is_whole else last
         return without_backward(weighted_loss(losses, weights)), aux, this
@@ -166,10 +167,11 @@ class ListedSteps:
         return arrivals, weights
 
     def _run(self, program: ListedProgram, sizes: tuple[int, ...], arrivals: Arrivals) -> Frame:
-        threaded, executable = self.dispatcher.threaded, program.executable
+        executable = program.executable
+        threaded = self.dispatcher.is_threaded(is_ordered=executable.is_ordered)
         frame = executable.frame(sizes, arrivals, threaded=threaded)
         frame.recordings = program.recordings
-        executable.run(executable.threaded if threaded else executable.inline, frame, self.dispatcher.workers)
+        executable.run(executable.code(threaded=threaded), frame, self.dispatcher.workers(threaded=threaded))
         return frame
 
     def _check(self, recordings: Sequence[Specialization], listed: MicrobatchList, *, is_step: bool) -> None:

@@ -99,11 +99,26 @@ class PipelineCall(AutogradCall):
 
 
 def run_with_autograd(call: AutogradCall) -> Any:
-    """Run the forward and return the results, attached to autograd."""
+    """Run the forward and return the results, attached to autograd.
+
+    Raise InputError if a parameter is no leaf: the backward of each stage would go on into what computed it, and free it.
+    """
     trigger = torch.empty(0, requires_grad=True)  # a backward is due also when only parameters require gradients
     parameters = [own for own in call.executable.parameters if own.requires_grad]
+    if not all(own.is_leaf for own in parameters):
+        raise _computed(call.executable)
     leaves = _PipelinedCall.apply(call, parameters, trigger, *call.tensors, *parameters)
     return pytree.tree_unflatten(list(leaves), call.spec)
+
+
+def _computed(executable: Executable) -> InputError:
+    name = next(name for name, own in executable.graph.named_parameters() if own.requires_grad and not own.is_leaf)
+    return InputError(
+        f"the parameter {name!r} is computed from other tensors (functional_call with values that have a history)",
+        why="each stage runs a backward of its own, which would go on into that computation, and free it for the next one",
+        hint="leaves = {name: value.detach().requires_grad_() for name, value in values.items()} in functional_call; after the backward, "
+        "torch.autograd.backward(list(values.values()), [leaves[name].grad for name in values]); or the model itself for this part",
+    )
 
 
 class _PipelinedCall(torch.autograd.Function):

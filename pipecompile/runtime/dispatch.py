@@ -4,7 +4,8 @@
     threads   device 0: 0F0 0F1 ...       faster when a cell takes longer than to wake a thread, and cores are idle
               device 1:     1F0 1F1 ...
 
-Both run the same code of the same program, so both give the same numbers.
+Both run the same code of the same program, so both give the same numbers, unless the order of cells shows: where stages draw random
+numbers, or run Python of the user's that leaves something behind. "auto" stays inline there.
 """
 
 from __future__ import annotations
@@ -69,22 +70,27 @@ class Dispatcher:
     _workers: WorkerThreads | None = None
     _is_warm: bool = False
 
-    @property
-    def threaded(self) -> bool:
-        """Whether each device has a thread. Modes and hooks of the caller's thread would not reach other threads: then none has."""
-        return self.choice == "threads" and len(self.devices) > 1 and not has_thread_modes()
+    def __post_init__(self) -> None:
+        self._is_automatic = self.choice == "auto"
 
-    @property
-    def workers(self) -> WorkerThreads | None:
-        """The threads, started at the first use; None to run in the caller's thread."""
-        if self.threaded and (self._workers is None or self._workers.process != os.getpid()):
+    def is_threaded(self, *, is_ordered: bool) -> bool:
+        """Return whether each device has a thread for a program, `is_ordered` if the order of its cells shows. Modes and hooks of the
+        caller's thread would not reach other threads: then none has.
+        """
+        if self.choice != "threads" or len(self.devices) < 2 or (is_ordered and self._is_automatic):
+            return False
+        return not has_thread_modes()
+
+    def workers(self, *, threaded: bool) -> WorkerThreads | None:
+        """Return the threads, started at the first use; None to run in the caller's thread."""
+        if threaded and (self._workers is None or self._workers.process != os.getpid()):
             self._workers = WorkerThreads(self.devices)  # no thread survives a fork
-        return self._workers if self.threaded else None
+        return self._workers if threaded else None
 
-    def settle(self, spans: Spans) -> None:
+    def settle(self, spans: Spans, *, is_ordered: bool) -> None:
         """Choose by the median cell of a step. The first step warms up and does not count."""
-        if self.choice == "auto" and any(device.type != "cpu" for device in self.devices):
-            self.choice = "inline"  # launching does not wait, and cells are measured by the GPU
+        if self.choice == "auto" and (is_ordered or any(device.type != "cpu" for device in self.devices)):
+            self.choice = "inline"  # on GPUs launching does not wait, and cells are measured by the GPU
         elif self.choice == "auto" and self._is_warm:
             seconds = sorted(end - start for _, _, start, end in spans)
             self.choice = choose_dispatch(seconds[len(seconds) // 2], self.devices)

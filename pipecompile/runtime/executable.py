@@ -60,6 +60,11 @@ class Executable:
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
 
     @cached_property
+    def is_ordered(self) -> bool:
+        """Whether the order of cells shows: stages draw random numbers, or run Python of the user's that may leave something behind."""
+        return any(effects.draws or effects.runs_python for cell in self.cells for effects in cell.all_effects)
+
+    @cached_property
     def inline(self) -> Code:
         """The code for one thread."""
         return self._bound(threaded=False)
@@ -68,6 +73,10 @@ class Executable:
     def threaded(self) -> Code:
         """The code for a thread per device."""
         return self._bound(threaded=True)
+
+    def code(self, *, threaded: bool) -> Code:
+        """Return the code for a thread per device, or for one thread."""
+        return self.threaded if threaded else self.inline
 
     def _bound(self, *, threaded: bool) -> Code:
         streams = PartitionStreams(self.partitions) if self.partitions else None

@@ -99,3 +99,22 @@ def test_hooks_of_parameters_get_the_whole_gradient_once(models: tuple[pc.Pipeli
         loss_of(torch.ones(4, 3)).backward()
         counts.append((len(calls), _gradients(model)))
     torch.testing.assert_close(*counts)
+
+
+def test_parameters_that_are_computed_from_others_are_refused_before_anything_runs(
+    models: tuple[pc.Pipeline, nn.Module],
+) -> None:
+    pipe, plain = models
+    x = torch.randn(4, 3)
+    leaves = {name: value.detach().exp().requires_grad_() for name, value in pipe.named_parameters()}
+    made = torch.func.functional_call(pipe, leaves, (x,))
+    expected = torch.func.functional_call(plain, {n: v.detach().exp() for n, v in plain.named_parameters()}, (x,))
+    torch.testing.assert_close(made, expected)
+    computed = {name: value.exp() for name, value in pipe.named_parameters()}
+
+    with pytest.raises(pc.InputError, match=r"the parameter '0\.weight' is computed from other tensors"):
+        torch.func.functional_call(pipe, computed, (x,))
+
+    assert all(parameter.grad is None for parameter in pipe.parameters())
+    with torch.no_grad():  # nothing to differentiate
+        torch.testing.assert_close(torch.func.functional_call(pipe, computed, (x,)), expected)

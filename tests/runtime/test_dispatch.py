@@ -39,6 +39,57 @@ def test_auto_settles_at_the_second_step() -> None:
     assert pipe.dispatch == "inline"
 
 
+class Leaves(nn.Module):
+    """Kept whole, because it branches on a value; leaves what it made on itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 1e9:
+            x = x + 1
+        self.made = x
+        return x
+
+
+def _hooked() -> nn.Module:
+    layer = nn.Tanh()
+    layer.register_forward_hook(lambda module, _inputs, output: setattr(module, "made", output))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("middle", "expected"),
+    [(nn.Tanh, "threads"), (lambda: nn.Dropout(0.5), "inline"), (Leaves, "inline"), (_hooked, "inline")],
+    ids=["plain", "draws", "kept whole", "hooked"],
+)
+def test_auto_stays_inline_where_the_order_of_cells_shows(monkeypatch: pytest.MonkeyPatch, middle, expected) -> None:
+    monkeypatch.setattr(dispatch, "choose_dispatch", lambda *_: "threads")
+    model = nn.Sequential(nn.Linear(4, 4), middle(), nn.Linear(4, 4))
+    pipe = pc.compile(model, 2, loss_fn=square_loss, cost="analytic", devices=["cpu"] * 2, split_before=["2"])
+    for _ in range(2):
+        pipe.step(torch.randn(8, 4))
+    assert pipe.dispatch == expected
+
+
+def test_threads_that_were_chosen_end_where_a_later_recording_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "choose_dispatch", lambda *_: "threads")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4))
+    eager, x = copy.deepcopy(model), torch.randn(8, 4)
+    pipe = pc.compile(
+        model, 3, loss_fn=square_loss, cost="analytic", devices=["cpu"] * 3, split_before=["2", "4"], n_microbatches=4
+    )
+    for _ in range(3):
+        pipe.step(x)
+    assert pipe.dispatch == "threads"
+    for one in (model, eager):
+        one.zero_grad()
+        one[1], one[3] = nn.Dropout(0.5), nn.Dropout(0.5)
+    torch.manual_seed(1)
+    loss = pipe.step(x)
+    torch.manual_seed(1)
+    assert torch.equal(loss, accumulate(eager, x, 4))
+    assert_same(model, eager)
+
+
 class Ambient(nn.Module):
     """Notes what its thread sees."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.graph.stages import Stage
@@ -28,6 +28,7 @@ from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.accelerators import random_state, set_random_state
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modes import enter_autocast, is_any_autocast_enabled
+from pipecompile.torch_private.modules import forward_hooks_of
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
@@ -64,6 +65,7 @@ class SideEffects:
     generators        the sources that Python of its opaque pieces may draw from
     lifted            the numbers of the model that it reads at every run
     places            where its effect nodes write
+    runs_python       it has pieces of the user's that are kept whole, or hooks of layers
     """
 
     draws: bool = False
@@ -74,6 +76,7 @@ class SideEffects:
     generators: tuple[RandomSource, ...] = ()
     lifted: LiftedState = NOTHING_LIFTED
     places: tuple[EffectPlace, ...] = ()
+    runs_python: bool = False
 
     @classmethod
     def of(cls, stage: Stage) -> SideEffects:
@@ -90,6 +93,7 @@ class SideEffects:
             _python_sources(stage.module, nodes),
             next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
             tuple(node.target.place for node in nodes if hasattr(node.target, "place")),
+            any(_runs_python(called) for called in _called_modules(stage.module, nodes)),
         )
 
 
@@ -105,12 +109,18 @@ def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: 
 
 def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:
     """Return the sources of random numbers that Python inside the opaque pieces of a stage may draw from."""
-    called = [
-        module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module" and facts(node).draws
-    ]
+    called = _called_modules(module, [node for node in nodes if facts(node).draws])
     owners = [owner for piece in called if isinstance(piece, OpaqueModule) for owner in piece.owner]
     held = [value for owner in owners for value in (*held_values(places_of(owner)), *reachable(owner).objects)]
     return tuple(random_sources(generators_among(held))) if owners else ()
+
+
+def _called_modules(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[nn.Module]:
+    return [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
+
+
+def _runs_python(called: nn.Module) -> bool:
+    return (isinstance(called, OpaqueModule) and called.is_users) or any(forward_hooks_of(called))
 
 
 @dataclass(slots=True)
