@@ -10,7 +10,7 @@ backward()              refused: it leaves gradients, which a recording cannot r
 saved_tensors_hooks     refused: the hooks of a run are in no recording
 is_grad_enabled()       noted: the answer decides what is recorded
 torch.compile           runs the original, uncompiled
-nn.Transformer          reads the values of a mask, only to choose a faster kernel: answered with no
+nn.Transformer          reads the values of a mask, to choose a faster kernel: answered with no, and a warning where padding differs
 torch.distributions     read the values of their parameters, only to refuse bad ones: not while recording
 
 All originals are put back when the recording ends.
@@ -29,6 +29,7 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
+from pipecompile.errors import RecordingWarning
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.checkpoint_points import REGION_GENERATORS
 from pipecompile.torch_private.interception_points import (
@@ -47,7 +48,7 @@ from pipecompile.tracing.interception.checkpoint_calls import (
 from pipecompile.tracing.interception.python_builtins import BUILTIN_PATCHES
 from pipecompile.tracing.interception.randomness import RNG_FUNCTIONS
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
-from pipecompile.tracing.user_source import is_foreign
+from pipecompile.tracing.user_source import is_foreign, warn
 
 __all__ = ["CallListener", "intercepted"]
 
@@ -243,7 +244,24 @@ def _causal_mask(listener: CallListener, original: Any) -> Any:
 
 
 def _no_nesting(listener: CallListener, original: Any) -> Any:
-    return lambda *args: False if listener.is_listening else original(*args)
+    def is_left_aligned(source: torch.Tensor, mask: torch.Tensor) -> bool:
+        if not listener.is_listening:
+            return bool(original(source, mask))
+        encoder = sys._getframe(1).f_locals.get("self")
+        listener.note_grad_mode_read()
+        used = (source, *(encoder.parameters() if isinstance(encoder, nn.Module) else ()))
+        if not (listener.is_grad_enabled and any(tensor.requires_grad for tensor in used)):
+            warn(_NESTED, RecordingWarning)
+        return False
+
+    return is_left_aligned
+
+
+_NESTED = (
+    "in evaluation without gradients, nn.TransformerEncoder leaves zeros at the padding of src_key_padding_mask in eager (nested tensors), "
+    "and a recording what it computes there. Try nn.TransformerEncoder(..., enable_nested_tensor=False), which computes the same in both, "
+    "if later layers read padded positions"
+)
 
 
 def _no_validation(_listener: CallListener, _original: Any) -> Any:
