@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from types import FrameType
 
 from torch import nn
@@ -17,7 +18,14 @@ from pipecompile.torch_private.modes import (
 )
 from pipecompile.tracing.user_source import frames, raiser
 
-__all__ = ["GradientStateError", "as_trace_error", "eager_failure", "is_unsupported_by_fakes", "needs_values"]
+__all__ = [
+    "GradientStateError",
+    "as_trace_error",
+    "beside_kept",
+    "eager_failure",
+    "is_unsupported_by_fakes",
+    "needs_values",
+]
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -74,6 +82,19 @@ def eager_failure(error: Exception, model: nn.Module) -> TraceError:
         why = "rows of an embedding are chosen by whole numbers"
         hint = "x.long(); on the command line a dtype after the shape: --input 2x128:int64"
     return TraceError(what, code="PC108", where=where, why=why, hint=hint)
+
+
+def beside_kept(fault: TraceError, kept: Sequence[str]) -> TraceError:
+    """Return `fault`; if its cause is unknown, with the pieces that are kept whole: what these leave on the model is not recorded."""
+    if fault.code != "PC199" or not kept:
+        return fault
+    return TraceError(
+        fault.what,
+        where=fault.where,
+        why=f"{', '.join(kept)}: kept whole, so what its Python leaves on the model is not there while the rest is recorded; or another "
+        "line does not work on tensors without memory",
+        hint="return from its forward what code around it reads; or move that code into a submodule of its own, which is kept whole",
+    )
 
 
 def _by_call(called: str) -> str:

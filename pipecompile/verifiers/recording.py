@@ -246,6 +246,8 @@ def _mismatch(
     first, count = differences[0], len(differences)
     more = f", and {count - 1} more" if count > 1 else ""
     why = "Python of the model decides by a value that the recording took as a constant, or changes what was recorded"
+    if kept := ", ".join(reason.piece.name for reason in graph.facts.kept if not reason.piece.line):
+        why += f". What {kept}, kept whole, leaves on the model is not recorded: return it from forward"
     if noticed := graph.facts.noticed_at:
         why += f". The model notices that it is recorded ({line_of(noticed)}), and may take another way then"
     if eager.drawn:

@@ -26,7 +26,13 @@ from pipecompile.tracing.opaque.trial_runs import DataChange, TrialCall, run_tri
 from pipecompile.tracing.outlining.outlined_calls import UnsuitableBlock
 from pipecompile.tracing.state.second_call import CarriedStateError
 from pipecompile.tracing.state.snapshot import tensors_of
-from pipecompile.tracing.trace_errors import GradientStateError, as_trace_error, eager_failure, needs_values
+from pipecompile.tracing.trace_errors import (
+    GradientStateError,
+    as_trace_error,
+    beside_kept,
+    eager_failure,
+    needs_values,
+)
 
 __all__ = ["OpaquePieces", "OpaqueReason", "record_with_retries"]
 
@@ -119,7 +125,7 @@ class OpaquePieces:
         """Return `fault`, or PC111 with the reasons why no submodule or method around it can be opaque."""
         reasons = "; ".join(f"{piece.name}: {why}" for piece, why in self.rejected.items() if piece.is_part)
         if not reasons:
-            return fault
+            return beside_kept(fault, [piece.name for piece in self.reasons if not piece.line])
         return TraceError(code="PC111", where=fault.where, why=f"{_reason_text(fault)}. {reasons}")
 
     def _has_no_values(self) -> bool:

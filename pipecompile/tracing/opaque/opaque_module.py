@@ -134,7 +134,14 @@ class OpaqueModule(nn.Module):
 
     def _mismatch(self, part: str, fault: str) -> TraceError:
         name = self.piece.text or "the model"
-        return TraceError(f"{name}, kept whole, returned something else than while recording: {part}: {fault}", code="PC112")  # fmt: skip
+        what = f"{name}, kept whole, returned something else than while recording: {part}: {fault}"
+        why = (
+            ""
+            if self.is_users
+            else "the data decide the sizes of its result, and every run while recording had the same"
+        )
+        hint = "pad_packed_sequence(..., total_length=x.shape[1])" if name == "pad_packed_sequence" else ""
+        return TraceError(what, code="PC112", why=why, hint=hint)
 
     # -- fake results -----------------------------------------------------------------------------------------------
 

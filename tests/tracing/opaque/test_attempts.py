@@ -522,3 +522,58 @@ def test_a_part_that_reads_the_version_of_a_weight_is_kept_whole():
         for _ in range(3):
             assert torch.equal(pipe(x), torch.cat([model(part) for part in x.chunk(2)]))
             model.part.weight.mul_(0.5)
+
+
+class LeavesAux(nn.Module):
+    """Kept whole, because it branches on a value; leaves a loss on itself that the model around it reads."""
+
+    def __init__(self, aux: torch.Tensor | None) -> None:
+        super().__init__()
+        self.layer, self.aux = nn.Linear(4, 4), aux
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 1e9:
+            x = x + 1
+        self.aux = x.square().mean()
+        return self.layer(x)
+
+
+class ReadsAux(nn.Module):
+    def __init__(self, aux: torch.Tensor | None) -> None:
+        super().__init__()
+        self.first, self.experts = nn.Linear(4, 4), LeavesAux(aux)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.experts(self.first(x))
+        return made + self.experts.aux * 1.0
+
+
+@pytest.mark.parametrize("aux", [None, torch.zeros(())], ids=["none", "zero"])
+def test_a_read_of_what_a_kept_part_leaves_is_refused_with_its_name(aux):
+    x = torch.randn(8, 4)
+
+    with pytest.raises(pc.PipecompileError, match=r"experts.* kept whole") as caught:
+        pc.compile(ReadsAux(aux), 2, example_args=(x,), n_microbatches=2, cost="analytic")(x)
+
+    assert "return" in str(caught.value.args[0])
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.memory, self.head = nn.Embedding(10, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        rnn = nn.utils.rnn
+        packed = rnn.pack_padded_sequence(self.table(x), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        made, _ = rnn.pad_packed_sequence(self.memory(packed)[0], batch_first=True)
+        return self.head(made.amax(1))
+
+
+def test_a_length_that_the_data_decide_is_refused_with_what_fixes_it():
+    x, lengths = torch.randint(10, (8, 6)), torch.tensor([5, 3, 2, 5, 1, 4, 6, 2])
+
+    with pytest.raises(pc.PipecompileError, match="the data decide the sizes of its result") as caught:
+        pc.compile(Packed(), 2, example_args=(x, lengths), n_microbatches=4, cost="analytic")(x, lengths)
+
+    assert "total_length" in str(caught.value.args[0])
