@@ -13,6 +13,7 @@ from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import FailureReport, RankLost
+from pipecompile.distributed.handler_errors import is_from_handler
 from pipecompile.torch_private.process_groups import device_types
 
 __all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective"]
@@ -96,6 +97,8 @@ class CollectiveGroup:
                     self._check(checked - start)
             work.wait()
         except RuntimeError as error:
+            if is_from_handler(error):
+                raise
             raise self._lost(f"the connection to it is gone: {str(error).partition(chr(10))[0]}") from None
         if checked != start:
             self.communicator.board.clear_wait()
@@ -113,9 +116,20 @@ class CollectiveGroup:
         others = [rank for rank in dist.get_process_group_ranks(self.group) if rank != self.communicator.rank]
         return [rank for rank in others if self.communicator.board.wait_of(rank) is None] or others
 
+    def _ended(self) -> RankLost | None:
+        """Return the report of a rank of the group whose script or process has ended; None if there is none, as far as is known."""
+        for rank in dist.get_process_group_ranks(self.group):
+            cause = self.communicator.board.cause(rank, "") if rank != self.communicator.rank else ""
+            if cause:
+                report = FailureReport(rank, cause, action=f"before {COLLECTIVE_PART} arrived", awaited=COLLECTIVE_PART)
+                return RankLost(report, is_posted=False)
+        return None
+
     def _lost(self, what: str) -> RankLost:
         """Return the report of the late rank. The ranks of its pipeline may report it first: they know which value it owes."""
         await_report(self.communicator.check, PATIENCE, POLL)
+        if (ended := self._ended()) is not None:
+            return ended
         late = self._late_ranks()
         rank, name = self.communicator.board.root_of_wait(late[0], COLLECTIVE_PART)
         others = f" (or to another of ranks {', '.join(map(str, late))})" if len(late) > 1 else ""

@@ -73,6 +73,7 @@ def sum_of_totals(
         mine = torch.tensor(own, dtype=torch.float64, device="cpu")
         mine = mine if group is None else group.all_gather(mine).sum(0)
         samples, loss, *sums = shared_from(communicator, last, "sums of an evaluation", mine).tolist()
+    communicator.flush()  # a script may end after this
     result = RunningTotal(is_mean=total.is_mean)
     result.samples, result.loss, result.metrics = int(samples), loss, dict(zip(names, sums, strict=True))
     return result
