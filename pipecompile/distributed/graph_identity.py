@@ -1,4 +1,4 @@
-"""What ranks compare of the graphs that they recorded: a model of another width, layer or constant on one rank is told before it trains.
+"""The contents of recorded graphs that ranks compare: a model of another width, layer or constant on one rank is told before it trains.
 
     nodes        name, operation, inputs             as in a plan
     layers       class and settings of each layer, shapes and dtypes of parameters and buffers

@@ -1,4 +1,4 @@
-"""Where an effect node writes, and what a recomputation must find there: the loss of the last stage may read it.
+"""The places where effect nodes write. A recomputation writes there again, because the loss of the last stage may read it.
 
     F0  self.feat = h0, loss reads feat     F1  self.feat = h1     R0  self.feat = h0 again, loss reads feat     then h1 is put back
 
