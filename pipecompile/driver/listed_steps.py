@@ -136,10 +136,9 @@ class ListedSteps:
             frame = self._run(program, listed.sizes, arrivals)
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         ports.return_gradients(frame)
-        is_ordered = program.executable.is_ordered
-        program.executable.finished(frame, threaded=self.dispatcher.is_threaded(is_ordered=is_ordered))
+        self._finish(program, frame)
         if is_whole:
-            self.dispatcher.settle(frame.spans, is_ordered=is_ordered)
+            self.dispatcher.settle(frame.spans, is_ordered=program.executable.is_ordered)
         self.cache.context.check_losses(losses, trains=trains)
         this = (program.executable, frame.spans) if is_whole else last
         return without_backward(weighted_loss(losses, weights)), aux, this
@@ -173,6 +172,10 @@ class ListedSteps:
         frame.recordings = program.recordings
         executable.run(executable.code(threaded=threaded), frame, self.dispatcher.workers(threaded=threaded))
         return frame
+
+    def _finish(self, program: ListedProgram, frame: Frame) -> None:
+        executable = program.executable
+        executable.finished(frame, threaded=self.dispatcher.is_threaded(is_ordered=executable.is_ordered))
 
     def _check(self, recordings: Sequence[Specialization], listed: MicrobatchList, *, is_step: bool) -> None:
         """Compare each recording with the model itself on its first micro-batch, if that is due."""

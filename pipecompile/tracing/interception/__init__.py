@@ -7,6 +7,7 @@
     dispatcher         operators that only the dispatcher sees
     assertions         branches on values that only raise: recorded as checks
     randomness         draws of random numbers by torch and by Python, functions that set the random state
+    transformer_masks  masks whose values nn.Transformer reads
 
 Open `module_calls` first. Everything is undone when the recording ends.
 """

@@ -29,7 +29,6 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
-from pipecompile.errors import RecordingWarning
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.checkpoint_points import REGION_GENERATORS
 from pipecompile.torch_private.interception_points import (
@@ -47,8 +46,9 @@ from pipecompile.tracing.interception.checkpoint_calls import (
 )
 from pipecompile.tracing.interception.python_builtins import BUILTIN_PATCHES
 from pipecompile.tracing.interception.randomness import RNG_FUNCTIONS
+from pipecompile.tracing.interception.transformer_masks import causal_mask, no_nesting
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
-from pipecompile.tracing.user_source import is_foreign, warn
+from pipecompile.tracing.user_source import is_foreign
 
 __all__ = ["CallListener", "intercepted"]
 
@@ -235,35 +235,6 @@ def _saved_tensor_hooks(listener: CallListener, original: Any) -> Any:
     return enter
 
 
-def _causal_mask(listener: CallListener, original: Any) -> Any:
-    return (
-        lambda mask, is_causal=None, size=None: bool(is_causal)
-        if listener.is_listening
-        else original(mask, is_causal, size)
-    )
-
-
-def _no_nesting(listener: CallListener, original: Any) -> Any:
-    def is_left_aligned(source: torch.Tensor, mask: torch.Tensor) -> bool:
-        if not listener.is_listening:
-            return bool(original(source, mask))
-        encoder = sys._getframe(1).f_locals.get("self")
-        listener.note_grad_mode_read()
-        used = (source, *(encoder.parameters() if isinstance(encoder, nn.Module) else ()))
-        if not (listener.is_grad_enabled and any(tensor.requires_grad for tensor in used)):
-            warn(_NESTED, RecordingWarning)
-        return False
-
-    return is_left_aligned
-
-
-_NESTED = (
-    "in evaluation without gradients, nn.TransformerEncoder leaves zeros at the padding of src_key_padding_mask in eager (nested tensors), "
-    "and a recording what it computes there. Try nn.TransformerEncoder(..., enable_nested_tensor=False), which computes the same in both, "
-    "if later layers read padded positions"
-)
-
-
 def _no_validation(_listener: CallListener, _original: Any) -> Any:
     return False
 
@@ -277,8 +248,8 @@ _INTERCEPTED: tuple[tuple[Any, str, Callable[[CallListener, Any], Any]], ...] = 
     (torch.autograd, "backward", _backward),
     (torch.autograd.graph.saved_tensors_hooks, "__enter__", _saved_tensor_hooks),
     *((owner, name, _seeds) for owner in (torch, torch.random) for name in RNG_FUNCTIONS),
-    (*CAUSAL_MASK, _causal_mask),
-    (*NESTED_MASK, _no_nesting),
+    (*CAUSAL_MASK, causal_mask),
+    (*NESTED_MASK, no_nesting),
     (*VALIDATE_ARGUMENTS, _no_validation),
 )
 
