@@ -52,7 +52,7 @@ UNTRAINED = frozenset((Kind.FORWARD, *SHARDING))
 """The kinds of actions that a schedule without a backward may have."""
 
 NO_MICROBATCH = -1
-"""The micro-batch of an action that has none."""
+"""The micro-batch of an action of SHARDING, which has none. Another action may have this number while it is counted from a later one."""
 
 _ACTION = re.compile(r"([0-9]{1,9})(?:([FBIWR]|OFFLOAD|RELOAD)([0-9]{1,9})|(UNSHARD|RESHARD|REDUCE_GRAD))")
 
@@ -66,11 +66,12 @@ class Action:
     microbatch: int = NO_MICROBATCH
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind._value_}{self.microbatch if self.microbatch != NO_MICROBATCH else ''}"
+        has_none = self.microbatch == NO_MICROBATCH and self.kind in SHARDING
+        return f"{self.stage}{self.kind._value_}{'' if has_none else self.microbatch}"
 
     def later(self, microbatches: int) -> Action:
-        """Return the action on a micro-batch that is so many later; an action without one stays as it is."""
-        if self.microbatch == NO_MICROBATCH:
+        """Return the action on a micro-batch that is so many later; an action of SHARDING has none and stays as it is."""
+        if self.kind in SHARDING:
             return self
         return Action(self.stage, self.kind, self.microbatch + microbatches)
 

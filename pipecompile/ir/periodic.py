@@ -97,12 +97,12 @@ class PeriodicSchedule:
         if len(counts) != 1:
             raise ScheduleError("the rows are repeated differently", why="every row needs the same xCOUNT+STEP")
         ((count, step),) = counts
-        rows = ((*before, *period.actions, *shifted(after, -step * count)) for before, period, after in parts)
+        after = tuple(shifted(row, -step * count) for _, _, row in parts)
+        _check_epilogue(after, step * count)
+        rows = ((*before, *each.actions, *row) for (before, each, _), row in zip(parts, after, strict=True))
         placement = Schedule.from_rows(rows).placement
-        return cls(
-            len(placement), placement, tuple(before for before, _, _ in parts), tuple(period.actions for _, period, _ in parts),
-            tuple(shifted(after, -step * count) for _, _, after in parts), count, step, name,
-        )  # fmt: skip
+        before, period = tuple(row for row, _, _ in parts), tuple(each.actions for _, each, _ in parts)
+        return cls(len(placement), placement, before, period, after, count, step, name)
 
     def to_json(self) -> str:
         """Return the schedule as JSON: counts, and per device the texts of the three parts."""
@@ -126,6 +126,19 @@ class PeriodicSchedule:
 
 
 _PARTS = ("prologue", "period", "epilogue")
+
+
+def _check_epilogue(epilogue: Rows, later: int) -> None:
+    """Raise ScheduleError for an action on a micro-batch of the repetitions: with more of them, others would be left out."""
+    for number, row in enumerate(epilogue):
+        for action in row:
+            if action.microbatch < 0 and action.kind not in SHARDING:
+                raise ScheduleError(
+                    f"{action.later(later)} after the period is on a micro-batch of the repetitions",
+                    where=f"row {number}",
+                    why=f"an epilogue has micro-batches from {later} on, so that any number of repetitions can come before it",
+                    hint="Schedule.from_csv, which reads any rows",
+                )
 
 
 def _parts(line: str, row: int) -> tuple[tuple[Action, ...], Repeated, tuple[Action, ...]]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import BACKWARDS, Action, Kind, Schedule
+from pipecompile.ir import BACKWARDS, SHARDING, Action, Kind, Schedule
 from pipecompile.ir.input_checks import whole
 from pipecompile.ir.periodic import PeriodicSchedule, shifted
 from pipecompile.schedules.catalogue import Builder, build_schedule
@@ -49,7 +49,7 @@ def find_period(schedule: Schedule) -> PeriodicSchedule | None:
             continue
         cuts = [(start + more * length, length) for (start, length, _), more in zip(runs, later, strict=True)]
         periodic = _cut(schedule, cuts, count, step)
-        if all(_is_whole(row, period, step) for row, period in zip(schedule.rows, periodic.period, strict=True)):
+        if _is_periodic(periodic, schedule):
             return periodic
     return None
 
@@ -82,6 +82,13 @@ def _delays(schedule: Schedule, periods: Sequence[Sequence[Action]], step: int) 
 def _computes(action: Action) -> bool:
     """Return whether the action gives others what they need: F, B and I."""
     return action.kind in (Kind.FORWARD, *BACKWARDS)
+
+
+def _is_periodic(periodic: PeriodicSchedule, schedule: Schedule) -> bool:
+    """Return whether a period has all that its device repeats: nothing in the epilogue is on a micro-batch of the repetitions."""
+    rows = zip(schedule.rows, periodic.period, strict=True)
+    is_after = all(a.microbatch >= 0 or a.kind in SHARDING for row in periodic.epilogue for a in row)
+    return is_after and all(_is_whole(row, period, periodic.step) for row, period in rows)
 
 
 def _is_whole(row: Sequence[Action], period: Sequence[Action], step: int) -> bool:
@@ -146,11 +153,10 @@ def build_periodic(
     if rest := (n_microbatches - few) % small.step:
         few += rest
         small = _periodic(schedule, n_stages, few, n_devices)
-    if few == n_microbatches:
-        return small
-    more = _periodic(schedule, n_stages, few + small.step, n_devices)
-    if more != small.repeated(small.repetitions + 1):
-        raise _has_no_period(schedule, f"{few} and {few + small.step} micro-batches repeat different parts")
+    if few < n_microbatches:
+        more = _periodic(schedule, n_stages, few + small.step, n_devices)
+        if more != small.repeated(small.repetitions + 1):
+            raise _has_no_period(schedule, f"{few} and {few + small.step} micro-batches repeat different parts")
     found = small.repeated(small.repetitions + (n_microbatches - few) // small.step)
     verify(found)
     return found

@@ -46,3 +46,15 @@ def test_kinds_have_the_letters_of_the_papers() -> None:
     cells = [str(Action(2, kind, 0)) for kind in Kind if kind not in SHARDING]
     assert cells == ["2F0", "2B0", "2I0", "2W0", "2R0", "2OFFLOAD0", "2RELOAD0"]
     assert [str(Action(2, kind)) for kind in SHARDING] == ["2UNSHARD", "2RESHARD", "2REDUCE_GRAD"]
+
+
+@given(CELLS, st.integers(-(10**9), 10**9))
+def test_an_action_that_is_moved_there_and_back_is_the_same(action: Action, microbatches: int) -> None:
+    """Micro-batch -1 on the way there is a number like others."""
+    assert action.later(-microbatches).later(microbatches) == action
+    assert action.later(-action.microbatch - 1).later(action.microbatch + 1) == action
+
+
+def test_an_action_without_a_micro_batch_stays_as_it_is() -> None:
+    assert Action(2, Kind.UNSHARD).later(3) == Action(2, Kind.UNSHARD)
+    assert str(Action(2, Kind.WEIGHT_GRAD, 0).later(-1)) == "2W-1"

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipecompile.errors import ScheduleError
 from pipecompile.schedules import build_schedule
+from pipecompile.schedules.catalogue import CATALOGUE
 from pipecompile.schedules.periods import build_periodic, find_period
 
 PERIODIC = (
@@ -21,9 +26,27 @@ def test_a_period_of_few_micro_batches_is_that_of_many(name: str) -> None:
     assert find_period(schedule) == periodic
 
 
-@pytest.mark.parametrize("name", ["gpipe", "looped-bfs", "forward", "dualpipev-overlap"])
+@pytest.mark.parametrize("name", ["gpipe", "looped-bfs", "forward", "dualpipev-overlap", "2bp"])
 def test_what_has_no_period_is_refused(name: str) -> None:
-    n_stages = 3 if name == "gpipe" else 6
+    n_stages = 3 if name in ("gpipe", "2bp") else 6
     assert find_period(build_schedule(name, n_stages, 24, n_devices=3)) is None
     with pytest.raises(ScheduleError, match=f"{name} has no period"):
         build_periodic(name, n_stages, 36, n_devices=3)
+
+
+@pytest.mark.parametrize("n_microbatches", [5, 6, 7, 16])
+def test_weights_that_are_all_left_to_the_end_are_no_period(n_microbatches: int) -> None:
+    """The last W was shifted to micro-batch -1, the number of actions that have none, and stayed there."""
+    assert find_period(build_schedule("2bp", 1, n_microbatches)) is None
+    with pytest.raises(ScheduleError, match="2bp has no period"):
+        build_periodic("2bp", 1, n_microbatches)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(CATALOGUE)), st.integers(1, 6), st.integers(1, 24), st.integers(1, 6))
+def test_a_period_that_is_found_is_the_schedule(name: str, n_stages: int, n_microbatches: int, n_devices: int) -> None:
+    with suppress(ScheduleError):
+        schedule = build_schedule(name, n_stages, n_microbatches, n_devices=n_devices)
+        periodic = find_period(schedule)
+        assert periodic is None or periodic.unrolled() == schedule
+        assert build_periodic(name, n_stages, n_microbatches, n_devices=n_devices).unrolled() == schedule
