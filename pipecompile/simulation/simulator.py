@@ -74,7 +74,7 @@ def simulate(
     The timeline of a schedule of `auto_schedule` under the same costs has the `bound` and the `gap` that the search proved.
 
     A program has to be legal. O(n log P) for n instructions on P devices. Raises VerifyError if a schedule is not legal or a
-    program does not run to its end, and InputError if a cost is not a number per stage, route or pair of devices.
+    program sends a value twice or does not run to its end, and InputError if a cost is not a number per stage, route or pair of devices.
     """
     tasks, checked = build_tasks(subject, routes, **costs)
     timeline = make_timeline(subject, tasks, run_to_end(subject, tasks, checked))
@@ -120,12 +120,15 @@ def build_tasks(
 
 
 def _tasks_of_program(program: Program, costs: Costs, *, rendezvous: bool) -> TaskGraph:
-    """Return the tasks of a program. Raise VerifyError with the faults of a program that names what it does not have."""
+    """Return the tasks of a program. Raise VerifyError with the faults of a program that names what it does not have, or sends a value twice."""
     try:
-        return tasks_of_program(program, costs, rendezvous=rendezvous)
+        tasks = tasks_of_program(program, costs, rendezvous=rendezvous)
     except (LookupError, StopIteration):
         verify(program)
         raise
+    if sum(map(len, (*tasks.sends, *tasks.first_sends))) > len(tasks.delays):
+        verify(program)  # what is sent again after it was read would be a cause of itself
+    return tasks
 
 
 def run_to_end(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> Times:

@@ -15,6 +15,8 @@ from pipecompile.ir.timeline import Timeline
 from pipecompile.passes import lower
 from pipecompile.passes.split_backward import split_backward
 from pipecompile.schedules import build_schedule
+from pipecompile.simulation.advice import advise
+from pipecompile.simulation.forecast import forecast
 from pipecompile.simulation.simulator import simulate
 
 
@@ -279,3 +281,27 @@ def test_a_program_that_cannot_end_is_refused_with_what_is_wrong() -> None:
 def test_costs_that_are_not_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="forward has 1 number for 2 stages"):
         simulate(build_schedule("gpipe", 2, 1), forward=[1.0])
+
+
+SENT_TWICE = """program: 4 stages on devices 0 1 0 1, 3 micro-batches
+route v0: 0 -> 1, 0 bytes, gradient
+route v1: 1 -> 2, 0 bytes, gradient
+route v2: 2 -> 3, 0 bytes, gradient
+device 0
+  0F0 -> v0#0[0] @0#0[0]
+  SEND v2#2[0] to 1
+  RECV v2'3#0[0] from 1
+  2B0 @2#0[0] v2'3#0[0] -> v1'2#0[0]
+  SEND v2#2[0] to 1
+device 1
+  RECV v2#2[0] from 0
+  3F2 v2#2[0] -> @3#2[2]
+  SEND v2'3#0[0] to 0
+"""
+
+
+@pytest.mark.parametrize("call", [simulate, advise, lambda program: forecast(program, contention=0.5)])
+def test_a_value_that_is_sent_twice_is_a_fault(call: Callable[[Program], object]) -> None:
+    """Device 1 answers the first SEND, and device 0 sends again after the answer: the causes went in a circle, without an end."""
+    with pytest.raises(VerifyError, match="v2#2 from device 0 to device 1: sent 2 times, received once"):
+        call(parse_program(SENT_TWICE))
