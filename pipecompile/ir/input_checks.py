@@ -25,18 +25,26 @@ from pipecompile.ir.units import counted
 
 Text = TypeVar("Text", str, bytes, str | bytes)
 
-__all__ = ["amount", "amounts", "checked_count", "file_path", "known_names", "whole", "without_mark"]
+__all__ = ["amount", "amounts", "checked_count", "file_path", "known_names", "shown", "whole", "without_mark"]
 
 _FEW = 1000
 """Count of stages or micro-batches up to which a text may have fewer items than its header says, and is read all the same:
 its verifier reports what is missing. Work that is linear in so many takes milliseconds."""
 
 
+def shown(value: object) -> str:
+    """Return a short text of any value, also of a whole number with more digits than Python writes."""
+    try:
+        return short(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
 def whole(name: str, value: object, least: int = 1) -> int:
     """Return a whole number of at least `least`. Raise InputError that names the argument."""
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
         return int(value)
-    raise InputError(f"{name}={short(value)} is not a whole number of at least {least}", hint=f"{name}={max(least, 4)}")
+    raise InputError(f"{name}={shown(value)} is not a whole number of at least {least}", hint=f"{name}={max(least, 4)}")
 
 
 def amount(name: str, value: object, *, zero: bool = True, finite: bool = True) -> float:
@@ -47,7 +55,7 @@ def amount(name: str, value: object, *, zero: bool = True, finite: bool = True) 
             return number
     kind = "a finite number" if finite else "a number"
     limit = "of at least 0" if zero else "above 0"
-    raise InputError(f"{name}={short(value)} is not {kind} {limit}", hint=f"{name}=1.0")
+    raise InputError(f"{name}={shown(value)} is not {kind} {limit}", hint=f"{name}=1.0")
 
 
 def amounts(name: str, value: object, count: int, noun: str, *, finite: bool = True) -> tuple[float, ...]:
@@ -56,11 +64,11 @@ def amounts(name: str, value: object, count: int, noun: str, *, finite: bool = T
         return (amount(name, value, finite=finite),) * count
     hint = f"one number, or one per {noun}"
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InputError(f"{name}={short(value)} is not a number, nor one per {noun}", hint=hint)
+        raise InputError(f"{name}={shown(value)} is not a number, nor one per {noun}", hint=hint)
     try:
         numbers = tuple(value)
     except TypeError:  # a tensor without dimensions
-        raise InputError(f"{name}={short(value)} is not a number, nor one per {noun}", hint=hint) from None
+        raise InputError(f"{name}={shown(value)} is not a number, nor one per {noun}", hint=hint) from None
     if len(numbers) != count:
         raise InputError(f"{name} has {counted(len(numbers), 'number')} for {counted(count, noun)}", hint=hint)
     return tuple(amount(f"{name}[{index}]", number, finite=finite) for index, number in enumerate(numbers))
@@ -82,7 +90,7 @@ def file_path(name: str, value: object) -> Path:
     """Return the path of a file or folder. Raise InputError that names the argument."""
     if isinstance(value, str | PathLike) and "\0" not in str(value):
         return Path(value)
-    raise InputError(f"{name}={short(value)} is no path", hint=f'{name}="out"')
+    raise InputError(f"{name}={shown(value)} is no path", hint=f'{name}="out"')
 
 
 def checked_count(count: int, n_items: int, plural: str) -> int:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,6 +32,13 @@ __all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
 FORMAT = "pipecompile.problem/1"
 
 _HINT = "the keys are listed in the docstring of pipecompile.partitioners.problem"
+
+_NESTED = ("precedence", "groups", "links", "apart")
+_TUPLES = (*_NESTED, "nodes", "tensors", "memory_limit", "in_flight", "speed", "placement", "recompute", "shared")
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,10 @@ class Tensor(msgspec.Struct, frozen=True, rename={"source": "from", "consumers":
     time: float = 0.0
     bytes: float = 0.0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.consumers, list):
+            msgspec.structs.force_setattr(self, "consumers", tuple(self.consumers))
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -69,6 +80,9 @@ class Shared:
 
     nodes: tuple[str, ...]
     bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", _as_tuple(self.nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,8 @@ class Problem:
 
     Recomputation. A stage that recomputes holds its activations once, not per micro-batch in flight, and repeats its forward.
     With "auto", the solver decides which stages recompute.
+
+    Lists become tuples. Types and values are checked by `verify_problem`.
     """
 
     nodes: tuple[Node, ...]
@@ -103,6 +119,14 @@ class Problem:
     apart: tuple[tuple[str, str], ...] = ()
     name: str = ""
     format: str = FORMAT
+
+    def __post_init__(self) -> None:
+        for name in _TUPLES:
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        for name in _NESTED:
+            value = getattr(self, name)
+            if isinstance(value, tuple) and any(isinstance(item, list) for item in value):
+                object.__setattr__(self, name, tuple(map(_as_tuple, value)))
 
     def __repr__(self) -> str:
         return f"Problem({self.name!r}, n_nodes={len(self.nodes)}, n_tensors={len(self.tensors)})"

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from math import inf
+from numbers import Real
 
 import networkx as nx
 
 from pipecompile.errors import VerifyError
+from pipecompile.ir.input_checks import shown
+from pipecompile.partitioners.field_types import type_faults
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import fits, stage_loads
 from pipecompile.partitioners.problem import Problem
@@ -31,7 +34,9 @@ def verify_problem(problem: Problem) -> None:
 
 
 def problem_faults(problem: Problem) -> list[str]:
-    """Return every fault of a problem, in the order of its fields. O(nodes + precedence + tensors)."""
+    """Return every fault of a problem, in the order of its fields; of types alone if there are any. O(nodes + precedence + tensors)."""
+    if faults := type_faults(problem):
+        return faults
     return [*_name_faults(problem), *_number_faults(problem), *_length_faults(problem), *_cycle_faults(problem)]
 
 
@@ -134,7 +139,7 @@ def _number_faults(problem: Problem) -> Iterator[str]:
     for node in problem.nodes:
         for field in ("time", "forward", "bytes", "activation"):
             yield from _number_fault(f"{field} of node {node.name!r}", getattr(node, field))
-        if node.forward > node.time * (1 + 1e-9) >= 0:
+        if 0 <= node.time < node.forward <= _MOST and node.forward > node.time * (1 + 1e-9):
             yield f"forward of node {node.name!r} is {node.forward:g}, expected at most its time, {node.time:g}"
     for number, tensor in enumerate(problem.tensors):
         for field in ("time", "bytes"):
@@ -143,7 +148,7 @@ def _number_faults(problem: Problem) -> Iterator[str]:
         yield from _number_fault(f"bytes of shared {number}", shared.bytes)
     for name, stage in problem.pins.items():
         yield from _number_fault(f"pin of {name!r}", stage)
-    if isinstance(problem.memory_limit, int | float):
+    if isinstance(problem.memory_limit, Real):
         yield from _number_fault("memory_limit", problem.memory_limit)
     yield from _list_faults(problem)
 
@@ -161,10 +166,10 @@ def _list_faults(problem: Problem) -> Iterator[str]:
 
 
 def _number_fault(subject: str, value: float) -> Iterator[str]:
-    if not isfinite(value) or value < 0:
+    if not 0 <= value < inf:
         yield f"{subject} is {value}, expected a finite number that is not negative"
     elif value > _MOST:
-        yield f"{subject} is {value}, expected at most {_MOST:g}"
+        yield f"{subject} is {shown(value)}, expected at most {_MOST:g}"
 
 
 # -- lists of stages and devices ------------------------------------------------------------------------------------
