@@ -14,9 +14,9 @@ from pipecompile.ir import Action, Kind, Op, Program, Schedule
 from pipecompile.ir.execution_order import merged
 from pipecompile.simulation.costs import Costs, Hosts
 from pipecompile.simulation.event_walk import walk
-from pipecompile.simulation.task_graph import TaskGraph
+from pipecompile.simulation.task_graph import TaskGraph, Times
 
-__all__ = ["issue_times", "launch_seconds", "stream_order"]
+__all__ = ["issue_times", "launch_seconds", "stream_order", "walk_with_hosts"]
 
 Issue = tuple[float, float]
 """Begin and end of a launch on the host, in seconds."""
@@ -57,6 +57,13 @@ def stream_order(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) ->
             after[task] = before
         latest[stream] = task
     return after
+
+
+def walk_with_hosts(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> Times:
+    """Return the times of tasks as `simulate` has them: with launches by the host, and devices that share a stream."""
+    tasks.issued, tasks.after = [], []
+    tasks.issued, tasks.after = issue_times(subject, tasks, costs), stream_order(subject, tasks, costs)
+    return walk(tasks, costs.engines)
 
 
 def _in_order(order: Iterable[int], seconds: Sequence[float]) -> dict[int, Issue]:

@@ -8,6 +8,9 @@ import pipecompile as pc
 from pipecompile.errors import InputError
 from pipecompile.ir import chain
 from pipecompile.passes import lower
+from pipecompile.simulation.costs import make_costs
+from pipecompile.simulation.from_schedule import tasks_of_schedule
+from pipecompile.simulation.host_launches import walk_with_hosts
 
 
 @pytest.mark.parametrize(("launch", "speed_up"), [(0.0, 6.38), (0.2, 4.62)])
@@ -67,3 +70,14 @@ def test_devices_on_one_stream_compute_one_after_another(name: str) -> None:
 def test_streams_are_one_per_device() -> None:
     with pytest.raises(InputError, match="streams has 1 number for 2 devices"):
         pc.simulate(pc.build_schedule("gpipe", 2, 1), streams=[0])
+
+
+def test_a_walk_with_hosts_can_be_repeated() -> None:
+    """The order of the launches is that of the starts without a host, whatever the walk before has left in the tasks."""
+    schedule = pc.build_schedule("1f1b", 2, 4)
+    costs = make_costs(2, 2, chain(2), launch=0.8, streams=[0, 0])
+    tasks = tasks_of_schedule(schedule, chain(2), costs)
+    first = walk_with_hosts(schedule, tasks, costs)
+    again = walk_with_hosts(schedule, tasks, costs)
+    assert first.end == again.end
+    assert first.makespan == pc.simulate(schedule, launch=0.8, streams=[0, 0]).makespan

@@ -7,13 +7,13 @@
     certificate: makespan, lower bound, gap  ◀── CP-SAT around it, if OR-Tools is installed (`exact.py`) ◀───┘
 
 The result is never slower than the fastest schedule of the catalogue that fits. Its certificate has a lower bound on all schedules:
-that of `makespan_bound.py`, raised by CP-SAT. List schedules bound what stages save; if the buffers of values do not fit beside that,
+those of `makespan_bound.py` and `host_bound.py`, raised by CP-SAT. Rules and CP-SAT do not know of launches and shared streams; all choices are by the full simulation. List schedules bound what stages save; if the buffers of values do not fit beside that,
 `list_search.py` reduces the capacity and schedules again. The search is deterministic, unless `time_limit` or Ctrl-C ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Unpack
@@ -27,11 +27,12 @@ from pipecompile.ir.progress import task
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.building_blocks import check_cells, serial
-from pipecompile.schedules.catalogue import CATALOGUE
+from pipecompile.schedules.search.catalogue_candidates import catalogue_candidates
 from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.schedules.search.deadline import Deadline
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.exact import ExactProblem, cp_sat, solve_exactly
+from pipecompile.schedules.search.host_bound import host_lower_bound
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
@@ -79,16 +80,17 @@ def auto_schedule(
     exact: bool = True,
     **costs: Unpack[CostOptions],
 ) -> Schedule:
-    """Return a schedule with the shortest simulated step that the search finds, never longer than the catalogue's best.
+    """Return a schedule with the shortest simulated step that the search finds, never longer than the catalogue's best that fits.
 
     `placement` has the device of each stage; by default a loop or a V, whichever is faster. Values move along `routes`, by
     default a chain. `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bounds every device: one
     number, or one per device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto",
     which recomputes where memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search,
     in units of some seconds for 16 devices and 64 micro-batches. `time_limit` or Ctrl-C ends the search, the former after so many seconds,
-    with the best schedule so far. `costs` are those of `simulate`.
+    with the best schedule so far. `costs` are those of `simulate`. Actions never overlap, and nothing is offloaded: schedules of the
+    catalogue that do so are not compared.
 
-    The schedule has a `certificate`: its makespan, a lower bound in seconds on all schedules within the memory, and its `gap`. If
+    The schedule has a `certificate`: the makespan that `simulate` has under these costs, a lower bound in seconds on all such schedules within the memory, and its `gap`. If
     OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule, unless `exact=False`.
 
     Raises ScheduleError with the needed memory if no schedule fits, and InputError for invalid arguments.
@@ -141,14 +143,14 @@ class _AutoSearch:
             raise KeyboardInterrupt if self.deadline.is_interrupted else self._infeasible(evaluators[0])
         best = lightest(self.fitting)
         if self.deadline.allows(0.9, 2) and (better := self._improved(best)) is not best.schedule:
-            best = EvaluatedSchedule(best.evaluator.seconds(better), better, best.evaluator)
+            improved = EvaluatedSchedule(best.evaluator.seconds(better), better, best.evaluator)
+            best = min(improved, best, key=lambda each: each.seconds)
         return self._certified(best, evaluators)
 
     def _gather(self, evaluators: Sequence[Evaluator]) -> None:
         """Append schedules that fit to `fitting`: the catalogue's, searched ones, and one micro-batch after another."""
         fitting = self.fitting
-        for evaluator in evaluators:
-            self._add_catalogue(evaluator, fitting)
+        self._add_catalogue({evaluator.placement: evaluator for evaluator in evaluators})
         if not fitting or self.deadline.allows(0.8, _LIST_STEPS * len(evaluators)):
             self._search_lists(evaluators)
         for evaluator in evaluators:
@@ -175,7 +177,10 @@ class _AutoSearch:
         """Return a shorter schedule, None if none is found, and a lower bound in seconds, both for the placement of the evaluator."""
         workload = self._workload(evaluator)
         problem = ExactProblem(evaluator, workload, self.n_microbatches, self.checkpoint == "auto")
-        bound = makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity, recompute=problem.recompute)
+        bound = max(
+            makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity, recompute=problem.recompute),
+            host_lower_bound(workload, self.n_microbatches, self.costs, recompute=problem.recompute),
+        )
         if not self.exact or bound >= best.seconds * (1 - _NEGLIGIBLE):
             return None, bound
         incumbent = best.schedule if evaluator is best.evaluator else None
@@ -211,27 +216,17 @@ class _AutoSearch:
                 if search.best is None or self.deadline.allows(0.8, _LIST_STEPS):
                     method(search, share * self.effort * _LIST_ACTIONS / count)
 
-    def _add_catalogue(self, evaluator: Evaluator, fitting: list[EvaluatedSchedule]) -> None:
-        """Append the catalogue's schedules that fit, until the time for them is over."""
-        for schedule in self._from_catalogue(evaluator):
+    def _add_catalogue(self, evaluators: Mapping[tuple[int, ...], Evaluator]) -> None:
+        """Append the catalogue's schedules that fit, until the time for them is over. `evaluators` has those of all placements."""
+        place, fitting = next(iter(evaluators)), self.fitting
+        counts = len(place), self.n_microbatches, max(place) + 1
+        for schedule in catalogue_candidates(*counts, self.routes, split=self.split):
+            if (evaluator := evaluators.get(schedule.placement)) is None:
+                continue
             fitting += self._fitting(schedule, evaluator)
             self.deadline.note()
             if not self.deadline.allows(0.6 if fitting else 0.3):
                 break
-
-    def _from_catalogue(self, evaluator: Evaluator) -> Iterator[Schedule]:
-        """Yield the catalogue's schedules of this placement. Leave out those with actions that overlap: swaps would part them."""
-        n_stages, n_devices = len(evaluator.placement), max(evaluator.placement) + 1
-        for entry in CATALOGUE.values():
-            if not entry.compared or not entry.suits(n_stages, n_devices):
-                continue
-            of_dag, of_chain = (
-                entry.schedule(n_stages, self.n_microbatches, n_devices, r) for r in (self.routes, None)
-            )
-            for schedule in (of_dag,) if of_dag == of_chain else (of_dag, of_chain):
-                is_allowed = not schedule.overlaps and (self.split or not schedule.is_split)
-                if schedule.placement == evaluator.placement and is_allowed:
-                    yield schedule
 
     def _fitting(self, schedule: Schedule, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:
         """Yield the schedule with the first set of recomputed stages that makes it fit, if there is one."""
@@ -259,7 +254,10 @@ class _AutoSearch:
             self.routes,
             self.costs,
             lambda device, row: evaluator.peak_saved(row) <= most[device],
-            target=makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity),
+            target=max(
+                makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity),
+                host_lower_bound(workload, self.n_microbatches, self.costs),
+            ),
             walks=int(self.effort * _SWAP_ACTIONS / sum(map(len, schedule.rows))),
             deadline=self.deadline,
         )

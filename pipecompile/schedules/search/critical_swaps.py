@@ -20,8 +20,8 @@ from pipecompile.ir import Action, Kind, Route, Schedule
 from pipecompile.schedules.search.deadline import Deadline
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.critical_path import critical_path
-from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_schedule import tasks_of_schedule
+from pipecompile.simulation.host_launches import walk_with_hosts
 from pipecompile.simulation.task_graph import Times
 
 __all__ = ["improve"]
@@ -62,6 +62,7 @@ class _TabuSearch:
 
     def __init__(self, schedule: Schedule, routes: Sequence[Route], costs: Costs, fits: Fits) -> None:
         self.tasks, self.costs, self.fits = tasks_of_schedule(schedule, routes, costs), costs, fits
+        self.schedule = schedule
         self.device = [d for d, row in enumerate(self.tasks.rows) for _ in row]
         self.feeds = {(r.source, c) for r in routes for c in r.consumers}
         self.returns = {(c, r.source) for r in routes if r.gradient for c in r.consumers}
@@ -73,7 +74,7 @@ class _TabuSearch:
 
     def _walk(self) -> Times:
         self.walks += 1
-        return walk(self.tasks, self.costs.engines)
+        return walk_with_hosts(self.schedule, self.tasks, self.costs)
 
     def step(self) -> bool:
         """Make the best permitted swap on the critical path. Return False if no swap is permitted."""

@@ -14,9 +14,9 @@ from pipecompile.passes.lower_actions import lower_actions
 from pipecompile.passes.transfers import insert_transfers
 from pipecompile.schedules.search.workload import Workload, make_workload, with_tolerance, without_values
 from pipecompile.simulation.costs import Costs
-from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_program import tasks_of_program
 from pipecompile.simulation.from_schedule import tasks_of_schedule
+from pipecompile.simulation.host_launches import walk_with_hosts
 from pipecompile.simulation.memory_curve import memory_curves
 
 __all__ = ["Evaluator", "MemoryLimit"]
@@ -43,8 +43,9 @@ class Evaluator:
     limit: MemoryLimit | None
 
     def seconds(self, schedule: Schedule) -> float:
-        """Return the simulated makespan in seconds."""
-        return walk(tasks_of_schedule(schedule, self.routes, self.costs), self.costs.engines).makespan
+        """Return the makespan in seconds that `simulate` has under all costs; infinite if devices on one stream wait for each other."""
+        times = walk_with_hosts(schedule, tasks_of_schedule(schedule, self.routes, self.costs), self.costs)
+        return times.makespan if times.is_complete else inf
 
     def excess(self, schedule: Schedule) -> tuple[float, ...]:
         """Return a lower bound, per device, on the memory above the limit. All are 0 exactly if the schedule fits.
@@ -66,7 +67,7 @@ class Evaluator:
         if any(route.nbytes for route in self.routes):
             program = insert_frees(insert_transfers(lower_actions(schedule, self.routes)))
             tasks = tasks_of_program(program, self.costs)
-            curves = memory_curves(tasks, walk(tasks, self.costs.engines))
+            curves = memory_curves(tasks, walk_with_hosts(program, tasks, self.costs))
             peaks = [max((size for _, size in curve), default=0.0) for curve in curves]
         else:
             peaks = [self.peak_saved(row) for row in schedule.rows]

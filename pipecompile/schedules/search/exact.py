@@ -90,7 +90,8 @@ def solve_exactly(
     )  # fmt: skip
     if incumbent is not None:
         _hint(built, incumbent, problem.evaluator)
-    best, proven, is_interrupted = None, bound, False
+    best: EvaluatedSchedule | None = None
+    proven, is_interrupted = bound, False
     for share, workers in _PHASES:
         solver = module.CpSolver()
         solver.parameters.num_workers, solver.parameters.interleave_search = workers, workers > 1
@@ -101,7 +102,7 @@ def solve_exactly(
             return ExactResult(best, shorter_than)
         proven = max(proven, min(shorter_than, solver.best_objective_bound * built.tick.size))
         if status in (module.OPTIMAL, module.FEASIBLE):
-            best = _solution(problem, built, solver, shorter_than) or best
+            best = _solution(problem, built, solver, best.seconds if best else shorter_than) or best
         if status == module.OPTIMAL or is_interrupted or perf_counter() - start > seconds[1]:
             break
     return ExactResult(best, proven, is_interrupted)

@@ -10,6 +10,7 @@ from pipecompile.ir import Kind, Route, Schedule, chain
 from pipecompile.passes import lower
 from pipecompile.schedules import CATALOGUE, auto_schedule, build_schedule
 from pipecompile.schedules.building_blocks import loop, vee
+from pipecompile.schedules.search.catalogue_candidates import catalogue_candidates
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.workload import make_workload
 from pipecompile.simulation.costs import make_costs
@@ -150,3 +151,32 @@ def test_stages_that_take_no_time_are_scheduled(times: tuple[float, float]) -> N
     schedule = auto_schedule(2, 4, effort=0.1, **costs)
     verify(schedule)
     assert simulate(schedule, **costs).makespan == 12 * max(times)
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        {"forward": [0.0, 2.0462195284675513, 1.0], "input_grad": 0.0, "weight_grad": [0.4893, 0.6774, 0.4753], "launch": 0.2},
+        {"launch": 0.5},
+        {"launch": [0.1, 2.0, 0.3], "hosts": "device", "transfer": 0.4, "engines": "device"},
+        {"streams": [0, 0, 1], "transfer": 0.7},
+        {"streams": [0, 0, 0], "launch": 0.1},
+    ],
+)  # fmt: skip
+def test_the_certificate_is_that_of_the_simulation_under_the_very_costs(costs: dict[str, object]) -> None:
+    """Launches by the host and shared streams were dropped: an "optimal" schedule took longer than 2BP of the catalogue."""
+    found = auto_schedule(3, 9, effort=0.1, **costs)  # type: ignore[arg-type]
+    certificate, makespan = found.certificate, simulate(found, **costs).makespan  # type: ignore[arg-type]
+    assert certificate is not None
+    assert certificate.seconds == makespan
+    for rival in catalogue_candidates(3, 9, 3, chain(3), split=True):
+        seconds = simulate(rival, **costs).makespan  # type: ignore[arg-type]
+        assert makespan <= seconds * (1 + 1e-9)
+        assert certificate.bound <= seconds * (1 + 1e-9)
+
+
+def test_a_host_that_launches_all_the_time_is_a_bound_that_is_met() -> None:
+    found = auto_schedule(1, 5, effort=0.1, forward=0.0, input_grad=0.05, weight_grad=0.0, launch=0.2)
+    assert found.certificate is not None
+    assert found.certificate.bound == pytest.approx(3.0)
+    assert found.certificate.is_optimal

@@ -90,3 +90,10 @@ def test_in_flight_a_stage_counts_its_share_of_the_device() -> None:
     work = judged.workload([True, False, False, False])
     assert work.saved == (0.0, 0.5, 0.5, 0.5)
     assert work.weight_saved == work.recipe == (0.5,) * 4
+
+
+def test_launches_and_shared_streams_count() -> None:
+    schedule, costs = build_schedule("1f1b", 2, 3), {"launch": 0.7, "streams": [0, 0]}
+    judged = Evaluator(loop(2, 2), chain(2), make_costs(2, 2, chain(2), **costs), None)  # type: ignore[arg-type]
+    assert judged.seconds(schedule) == simulate(schedule, **costs).makespan  # type: ignore[arg-type]
+    assert judged.seconds(schedule) > 12.0
