@@ -8,7 +8,7 @@ from numbers import Integral
 from pipecompile.errors import InputError
 from pipecompile.ir.input_checks import amounts, whole
 from pipecompile.ir.units import counted
-from pipecompile.schedules.building_blocks import loop, vee
+from pipecompile.schedules.building_blocks import loop, zigzag
 from pipecompile.schedules.search.evaluate import MemoryLimit
 
 __all__ = ["PerDevice", "memory_bound", "placements_to_try"]
@@ -20,7 +20,9 @@ PerDevice = float | Sequence[float]
 def placements_to_try(
     n_stages: int, n_devices: int | None, placement: Sequence[int] | None
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the placements to try. Raises InputError for an invalid `placement` or number of devices."""
+    """Return the placements to try: by default a loop and, where every device has equally many stages, to and fro, as Hanayo and with
+    two stages per device all schedules in a V. Raises InputError for an invalid `placement` or number of devices.
+    """
     if placement is not None:
         numbers = (
             tuple(placement) if isinstance(placement, Iterable) and getattr(placement, "shape", None) != () else ()
@@ -39,7 +41,8 @@ def placements_to_try(
             why="every device has at least one stage",
             hint=f"n_devices from 1 to {n_stages}",
         )
-    return (loop(n_stages, devices), *((vee(devices),) if n_stages == 2 * devices else ()))
+    waves = () if n_stages % devices else (zigzag(n_stages, devices),)
+    return tuple(dict.fromkeys((loop(n_stages, devices), *waves)))
 
 
 def memory_bound(memory_limit: PerDevice | None, in_flight: PerDevice | None, n_devices: int) -> MemoryLimit | None:

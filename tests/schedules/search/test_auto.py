@@ -180,3 +180,13 @@ def test_a_host_that_launches_all_the_time_is_a_bound_that_is_met() -> None:
     assert found.certificate is not None
     assert found.certificate.bound == pytest.approx(3.0)
     assert found.certificate.is_optimal
+
+
+@pytest.mark.parametrize(("n_stages", "devices", "m"), [(6, 2, 1), (9, 3, 2)])
+def test_waves_are_found_where_transfers_are_slow(n_stages: int, devices: int, m: int) -> None:
+    """The loop alone was tried, and certified as optimal at 68 seconds, where Hanayo takes 48."""
+    found = auto_schedule(n_stages, m, n_devices=devices, split=False, effort=0.1, transfer=5.0)
+    waves = build_schedule("hanayo", n_stages, m, n_devices=devices)
+    assert found.certificate is not None
+    assert found.certificate.bound <= simulate(waves, transfer=5.0).makespan
+    assert simulate(found, transfer=5.0).makespan <= simulate(waves, transfer=5.0).makespan
