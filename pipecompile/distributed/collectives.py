@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import sleep
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,11 @@ COLLECTIVE_PART = "its part of a collective"
 
 _POLL_WORK = 0.0002
 """Seconds between two looks at a collective that is under way."""
+
+
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Of torch 2.14, whose older names warn; torch 2.11 has the older names alone."""
 
 
 class CollectiveGroup:
@@ -48,7 +54,7 @@ class CollectiveGroup:
         """Return the tensors `(width,)` of all ranks as the rows of a tensor `(ranks, width)`, on the device of the tensor."""
         sent = self._sendable(row)
         rows = sent.new_empty(self.size, row.numel())
-        self.wait(dist.all_gather_into_tensor(rows.view(-1), sent, self.group, async_op=True))
+        self.wait(_all_gather(rows.view(-1), sent, self.group, async_op=True))
         return rows.to(row.device)
 
     def start_all_gather(self, row: torch.Tensor, into: torch.Tensor | None = None) -> PendingCollective:
@@ -56,7 +62,7 @@ class CollectiveGroup:
         `row` must not change until then.
         """
         rows = row.new_empty(self.size, row.numel()) if into is None else into.view(self.size, row.numel())
-        work = dist.all_gather_into_tensor(rows.view(-1), row, self.group, async_op=True)
+        work = _all_gather(rows.view(-1), row, self.group, async_op=True)
         return PendingCollective(self, work, rows)
 
     def all_gather_text(self, text: str) -> list[str]:
@@ -79,7 +85,7 @@ class CollectiveGroup:
         ):  # gloo's reduce-scatter is an all-reduce as well, and its work has no `is_completed`
             return PendingCollective(self, self.start_sum(rows).work, rows[self.index])
         own = rows.new_empty(rows.shape[1])
-        work = dist.reduce_scatter_tensor(own, rows.view(-1), group=self.group, async_op=True)
+        work = _reduce_scatter(own, rows.view(-1), group=self.group, async_op=True)
         return PendingCollective(self, work, own)
 
     def _start_all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> PendingCollective:
