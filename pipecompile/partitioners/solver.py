@@ -34,7 +34,10 @@ FILL_SHARE = 0.6
 """Share of the seconds left that stay for the integer programs when stages are filled by dynamic programs."""
 
 PATH_SECONDS = 1.0
-"""Seconds for moves that let stages run beside each other, at the same bottleneck."""
+"""Most seconds for moves that let stages run beside each other, at the same bottleneck."""
+
+LEAST_PATH_SECONDS = 0.1
+"""Seconds for these moves after the time limit: small problems need no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def _result(state: SolverState) -> Partition:
     if len(set(assignment)) < len(state.machine):
         assignment = fill_empty_stages(state.clusters, state.machine, assignment)
     if len(state.machine) > 2:  # fewer stages are a chain
-        end = monotonic() + PATH_SECONDS
+        end = monotonic() + max(LEAST_PATH_SECONDS, min(PATH_SECONDS, state.seconds_left))
         assignment = shorten_paths(state.clusters, state.machine, assignment, state.ranges, end)
     status: Literal["optimal", "feasible"] = "feasible" if state.has_gap else "optimal"
     bound = state.lower_bound if state.has_gap else state.bottleneck

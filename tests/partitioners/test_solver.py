@@ -9,6 +9,7 @@ import random
 from dataclasses import FrozenInstanceError
 from math import inf
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from partitioners.oracle import brute_force, degenerate_problems, dense_blocks, 
 
 import pipecompile.partitioners
 from pipecompile.errors import InfeasibleError, InputError, VerifyError
-from pipecompile.partitioners import Node, Partition, Problem, Tensor, partition
+from pipecompile.partitioners import Node, Partition, Problem, Tensor, partition, solver
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.solver import trivial_lower_bound
@@ -191,3 +192,18 @@ def test_the_search_ends_at_the_gap_and_says_what_is_proven():
     assert near.gap <= 0.05
     assert exact.bottleneck <= near.bottleneck <= exact.bottleneck / (1 - 0.05)
     assert near.lower_bound <= exact.bottleneck * (1 + 1e-6)
+
+
+def test_moves_after_the_search_take_what_is_left_of_the_limit(monkeypatch):
+    """They took up to a second after it."""
+    ends: list[float] = []
+
+    def no_moves(clusters, machine, assignment, ranges, deadline):
+        ends.append(deadline - monotonic())
+        return assignment
+
+    monkeypatch.setattr(solver, "shorten_paths", no_moves)
+    problem = Problem(tuple(Node(name, 1.0) for name in "abcdef"), (("a", "b"), ("b", "c")))
+    partition(problem, 3, time_limit=1e-3)
+    partition(problem, 3, time_limit=60.0)
+    assert ends[0] <= solver.LEAST_PATH_SECONDS < ends[1] <= solver.PATH_SECONDS

@@ -55,8 +55,10 @@ SHORT_ORDER = 1000
 
 
 def cut_candidate_orders(state: SolverState, deadline: float) -> None:
-    """Offer the best cut of every candidate order. Stop if the bound is met or no other order exists."""
-    clusters, machine = state.clusters, state.machine
+    """Offer the best cut of every candidate order. Stop if the bound is met or no other order exists, at the deadline with a cut, and
+    in half of the time if no cut of long orders fits in memory.
+    """
+    clusters, machine, half = state.clusters, state.machine, (state.begin + state.deadline) / 2
     for order in candidate_orders(clusters, state.ranges):
         cap = inf if len(order) <= SHORT_ORDER else FIRST_CAP * state.lower_bound
         cap = state.bottleneck if state.assignment is not None else cap
@@ -70,6 +72,8 @@ def cut_candidate_orders(state: SolverState, deadline: float) -> None:
         if state.assignment is not None and _is_exact(order, state):
             state.raise_bound(state.bottleneck, "dp")
         if state.assignment is not None and (not state.has_gap or monotonic() > deadline):
+            return
+        if len(order) > SHORT_ORDER and monotonic() > half:
             return
 
 

@@ -33,48 +33,77 @@ __all__ = ["find_fitting_cut"]
 HALVINGS = 40
 """Bisection steps on the excess of a linear order."""
 
+ROUNDING = 1e-7
+"""Share of an excess that is not worth a further cut."""
+
+PROOF_SHARE = 0.7
+"""Share of the seconds left for the least excess where it is proven that no cut fits; the rest is for the remedies."""
+
+SMALL = 100
+"""Clusters up to which the search along orders takes a second at most, and runs to its end after the deadline."""
+
 
 def find_fitting_cut(clusters: Clusters, machine: Machine, deadline: float) -> list[int]:
     """Return a cut that fits in memory.
 
     Raise InfeasibleError, with the least limit that works, if it is proven that no cut fits; PartitionError if neither is
-    known at the deadline.
+    known at the deadline. A large problem keeps the deadline but for the first cut of an order.
     """
     memory_problem = replace(clusters, flows=tuple(replace(flow, time=0.0) for flow in clusters.flows if flow.bytes))
-    ranges = stage_ranges(clusters, len(machine))
-    cuts = [_cut_of_least_excess(memory_problem, machine, order) for order in candidate_orders(clusters, ranges)]
-    best = min((cut for cut in cuts if cut), key=lambda cut: _excess(memory_problem, machine, cut), default=None)
-    excess = inf if best is None else _excess(memory_problem, machine, best)
     bound = _trivial_excess_bound(memory_problem, machine)
-    if best is None or (not _fits(memory_problem, machine, best) and excess > bound):
-        best, bound = _minimise_excess(memory_problem, machine, best, bound, deadline)
+    last = inf if len(clusters) <= SMALL else deadline
+    best = _cut_of_least_excess(memory_problem, machine, bound, last)
+    excess = inf if best is None else _excess(memory_problem, machine, best)
+    if (best is None or (not _fits(memory_problem, machine, best) and excess > bound)) and monotonic() < last:
+        now, share = monotonic(), PROOF_SHARE if best is not None and bound > 0 else 1.0
+        best, bound = _minimise_excess(memory_problem, machine, best, bound, now + share * (deadline - now))
     if best is not None and _fits(memory_problem, machine, best):
         return best
     if best is None or bound <= TOLERANCE * min(machine.memory_limit):
         raise PartitionError(f"no cut into {_stages_text(machine)} that fits in memory was found within the time limit",
                              why="nor is it proven that none exists",
                              hint="a larger time_limit, or a larger memory_limit")  # fmt: skip
-    raise _infeasible(memory_problem, machine, best, bound)
+    raise _infeasible(memory_problem, machine, best, bound, last)
 
 
-def _cut_of_least_excess(clusters: Clusters, machine: Machine, order: Sequence[int]) -> list[int] | None:
-    """Return the cut of an order with the least excess, by bisection from the excess of the cut without limits."""
+def _cut_of_least_excess(clusters: Clusters, machine: Machine, bound: float, deadline: float) -> list[int] | None:
+    """Return the cut of the candidate orders with the least excess, which is at least `bound`; after the deadline the least so far.
+
+    An order is bisected only if it has a cut with less excess than those before.
+    """
+    best, high, ranges = None, inf, stage_ranges(clusters, len(machine))
+    for order in candidate_orders(clusters, ranges):
+        if best is not None and (high - bound <= ROUNDING * high or monotonic() > deadline):
+            break
+        cut = cut_order(clusters, _with_excess(machine, high * (1 - ROUNDING)), order, ranges)
+        if cut is not None and _excess(clusters, machine, cut) < high:
+            best = _bisected(clusters, machine, order, cut, bound, deadline)
+            high = max(_excess(clusters, machine, best), 0.0)
+    return best
+
+
+def _bisected(
+    clusters: Clusters, machine: Machine, order: Sequence[int], best: list[int], low: float, deadline: float
+) -> list[int]:
+    """Return the cut of an order with the least excess, by bisection between `low` and the excess of the cut `best`."""
     ranges = stage_ranges(clusters, len(machine))
-    unlimited = replace(machine, memory_limit=(inf,) * len(machine.memory_limit))
-    best = cut_order(clusters, unlimited, order, ranges)
-    if best is None:
-        return None
-    low, high = 0.0, max(_excess(clusters, machine, best), 0.0)
+    high = max(_excess(clusters, machine, best), 0.0)
     for _ in range(HALVINGS):
+        if high - low <= ROUNDING * high or monotonic() > deadline:
+            break
         middle = (low + high) / 2
         cut = cut_order(clusters, machine.with_extra_memory(middle), order, ranges)
         if cut is not None and _excess(clusters, machine, cut) < high:
             best, high = cut, max(_excess(clusters, machine, cut), 0.0)
         else:
             low = middle
-        if high - low <= 1e-7 * high:
-            break
     return best
+
+
+def _with_excess(machine: Machine, excess: float) -> Machine:
+    """Return the machine with limits that grow by `excess` bytes, which may be infinite."""
+    unlimited = (inf,) * len(machine.memory_limit)
+    return replace(machine, memory_limit=unlimited) if excess == inf else machine.with_extra_memory(excess)
 
 
 def _excess(clusters: Clusters, machine: Machine, cut: Sequence[int]) -> float:
@@ -157,7 +186,9 @@ def _total_memory(clusters: Clusters, machine: Machine) -> float:
 # -- the message ----------------------------------------------------------------------------------------------------
 
 
-def _infeasible(clusters: Clusters, machine: Machine, best: Sequence[int], bound: float) -> InfeasibleError:
+def _infeasible(
+    clusters: Clusters, machine: Machine, best: Sequence[int], bound: float, deadline: float
+) -> InfeasibleError:
     loads = LoadTracker(clusters, machine, best).device_loads()
     excess = _excess(clusters, machine, best)
     binding = max(range(len(loads)), key=lambda d: loads[d].memory - machine.memory_limit[d])
@@ -170,20 +201,20 @@ def _infeasible(clusters: Clusters, machine: Machine, best: Sequence[int], bound
         f"no cut into {_stages_text(machine)} fits in memory",
         where=too_large or f"{unit} {binding} would hold {memory_text(memory)}, its limit is {memory_text(limit)}",
         why=f"proven: every limit must grow by {growth}",
-        hint=", or ".join(_remedies(clusters, machine, memory, excess)),
+        hint=", or ".join(_remedies(clusters, machine, memory, excess, deadline)),
     )
 
 
-def _remedies(clusters: Clusters, machine: Machine, memory: float, excess: float) -> list[str]:
-    """Return options with which a cut fits: larger limits, more stages, recomputation."""
+def _remedies(clusters: Clusters, machine: Machine, memory: float, excess: float, deadline: float) -> list[str]:
+    """Return options with which a cut fits: larger limits, and if they are found by the deadline more stages, recomputation."""
     if len(set(machine.memory_limit)) == 1:
         remedies = [f"memory_limit={_number(memory)}"]
     else:
         remedies = [f"memory_limit=({', '.join(_number(limit + excess) for limit in machine.memory_limit)})"]
-    if machine.is_uniform and (n_stages := _enough_stages(clusters, machine)):
+    if machine.is_uniform and (n_stages := _enough_stages(clusters, machine, deadline)):
         remedies.append(f"n_stages={n_stages}")
     free = replace(machine, recompute=tuple(required or None for required in machine.recompute))
-    if free != machine and (cut := _fitting_cut_of_orders(clusters, free)) is not None:
+    if free != machine and (cut := _fitting_cut_of_orders(clusters, free, deadline)) is not None:
         stages = [s for s, recomputes in enumerate(LoadTracker(clusters, free, cut).recompute()) if recomputes]
         listed = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}"
         remedies.append(f'recompute="auto": a cut fits if {listed} recompute{"s" * (len(stages) == 1)}')
@@ -210,23 +241,30 @@ def _stages_text(machine: Machine) -> str:
     return f"{len(machine)} stage" + "s" * (len(machine) != 1)
 
 
-def _fitting_cut_of_orders(clusters: Clusters, machine: Machine) -> list[int] | None:
-    """Return a cut of a candidate order that fits in memory, if any."""
+def _fitting_cut_of_orders(clusters: Clusters, machine: Machine, deadline: float) -> list[int] | None:
+    """Return a cut of a candidate order that fits in memory; None if there is none, or none is found by the deadline."""
     ranges = stage_ranges(clusters, len(machine))
     for order in candidate_orders(clusters, ranges):
+        if monotonic() > deadline:
+            break
         cut = cut_order(clusters, machine, order, ranges)
         if cut is not None and _fits(clusters, machine, cut):
             return cut
     return None
 
 
-def _enough_stages(clusters: Clusters, machine: Machine) -> int | None:
-    """Return the least number of stages with which a cut of a candidate order fits, by bisection; None if none does."""
-    low, high = len(machine), len(clusters) + len(machine)
-    if _fitting_cut_of_orders(clusters, machine.with_stages(high)) is None:
-        return None
+def _enough_stages(clusters: Clusters, machine: Machine, deadline: float) -> int | None:
+    """Return the least number of stages with which a cut of a candidate order fits; None if none does by the deadline.
+
+    The number of further stages doubles until a cut fits; then it is bisected.
+    """
+    low, more, most = len(machine), 1, len(clusters) + len(machine)
+    while _fitting_cut_of_orders(clusters, machine.with_stages(high := min(low + more, most)), deadline) is None:
+        if high == most or monotonic() > deadline:
+            return None
+        low, more = high, 2 * more
     while high - low > 1:
         middle = (low + high) // 2
-        is_enough = _fitting_cut_of_orders(clusters, machine.with_stages(middle)) is not None
+        is_enough = _fitting_cut_of_orders(clusters, machine.with_stages(middle), deadline) is not None
         low, high = (low, middle) if is_enough else (middle, high)
     return high

@@ -14,6 +14,7 @@ from partitioners.oracle import brute_force, legal_assignments, problems
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.constraints import stage_ranges
+from pipecompile.partitioners.dp import strategy
 from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.strategy import (
     candidate_orders,
@@ -115,3 +116,15 @@ def test_an_order_with_the_least_traffic_finishes_a_tower_before_the_next():
     clusters = coarsen(problem)
     towers = [clusters.members[v][0].split(".")[0] for v in list(candidate_orders(clusters))[-1]]
     assert len(list(groupby(towers))) <= 6
+
+
+def test_long_orders_that_do_not_fit_are_left_in_half_of_the_time(monkeypatch):
+    """All orders were cut under ever larger caps, whatever the time."""
+    nodes = tuple(Node(f"n{i}", 1.0, 10.0) for i in range(strategy.SHORT_ORDER + 1))
+    problem = Problem(nodes, precedence=(("n0", "n9"), ("n2", "n5")), memory_limit=20.0)
+    orders: list[tuple[int, ...]] = []
+    monkeypatch.setattr(strategy, "cut_order", lambda clusters, machine, order, *rest: orders.append(tuple(order)))
+    state = SolverState(coarsen(problem), Machine.of(problem, 2), monotonic() - 60.0, 60.0, None)
+    state.raise_bound(500.0)
+    cut_candidate_orders(state, state.begin + 6.0)
+    assert len(set(orders)) == 1

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
+from random import Random
+from time import monotonic
 
 import pytest
 from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
-from pipecompile.errors import InfeasibleError
+from pipecompile.errors import InfeasibleError, PartitionError
 from pipecompile.partitioners import Node, Problem, partition
 from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.ilp import feasibility
 from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
 from pipecompile.partitioners.machine import Machine
 
@@ -71,3 +75,52 @@ def test_limits_per_stage_grow_together():
     text = message(Problem(FOUR, precedence=(("a", "b"), ("b", "c"), ("c", "d")), memory_limit=(25.0, 5.0)), 2)
     assert "every limit must grow by 5 bytes" in text
     assert "memory_limit=(30, 10)" in text
+
+
+def too_large(n: int, share: float) -> Problem:
+    """Return a problem of n nodes whose limit is this share of an eighth of their bytes."""
+    rng = Random(1)
+    nodes = tuple(Node(f"n{i}", rng.random(), float(rng.randint(1, 100))) for i in range(n))
+    arcs = sorted({(max(0, i - rng.randint(1, 50)), i) for i in range(1, n) for _ in range(2)})
+    limit = sum(node.bytes for node in nodes) / 8 * share
+    return Problem(nodes, tuple((f"n{a}", f"n{b}") for a, b in arcs), memory_limit=limit)
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Yield the numbers of stages of all cuts of an order."""
+    counted: list[int] = []
+    real = feasibility.cut_order
+
+    def counting(clusters, machine, order, ranges):
+        counted.append(len(machine))
+        return real(clusters, machine, order, ranges)
+
+    monkeypatch.setattr(feasibility, "cut_order", counting)
+    return counted
+
+
+def test_after_the_deadline_a_large_problem_is_cut_once(cuts):
+    """Up to 40 cuts of every order were made, whatever the time, and more for the remedies."""
+    problem = too_large(150, 0.9)
+    with pytest.raises(InfeasibleError, match="proven: every limit must grow by at least") as caught:
+        find_fitting_cut(coarsen(problem), Machine.of(problem, 8), monotonic() - 1.0)
+    assert cuts == [8]
+    limit = float(re.match(r"memory_limit=([\d.]+)$", caught.value.hint)[1])
+    enough = replace(problem, memory_limit=limit)
+    partition(enough, 8).verify(enough, 8)
+
+
+def test_after_the_deadline_nothing_is_said_to_be_proven_that_is_not(cuts):
+    problem = too_large(150, 1.0001)
+    with pytest.raises(PartitionError, match="nor is it proven that none exists"):
+        find_fitting_cut(coarsen(problem), Machine.of(problem, 8), monotonic() - 1.0)
+    assert cuts == [8]
+
+
+def test_a_small_problem_is_searched_to_its_end(cuts):
+    """Orders that cannot be better are cut once: each was bisected on its own, with some 25 cuts."""
+    problem = too_large(40, 0.9)
+    with pytest.raises(InfeasibleError, match="n_stages="):
+        find_fitting_cut(coarsen(problem), Machine.of(problem, 8), monotonic() - 1.0)
+    assert 5 < cuts.count(8) < 120
