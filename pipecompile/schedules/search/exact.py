@@ -90,8 +90,7 @@ def solve_exactly(
     )  # fmt: skip
     if incumbent is not None:
         _hint(built, incumbent, problem.evaluator)
-    best: EvaluatedSchedule | None = None
-    proven, is_interrupted = bound, False
+    best, proven, is_interrupted = None, bound, False
     for share, workers in _PHASES:
         solver = module.CpSolver()
         solver.parameters.num_workers, solver.parameters.interleave_search = workers, workers > 1
@@ -102,7 +101,7 @@ def solve_exactly(
             return ExactResult(best, shorter_than)
         proven = max(proven, min(shorter_than, solver.best_objective_bound * built.tick.size))
         if status in (module.OPTIMAL, module.FEASIBLE):
-            best = _solution(problem, built, solver, best.seconds if best else shorter_than) or best
+            best = _shorter(best, _solution(problem, built, solver, shorter_than))
         if status == module.OPTIMAL or is_interrupted or perf_counter() - start > seconds[1]:
             break
     return ExactResult(best, proven, is_interrupted)
@@ -128,6 +127,11 @@ def _solution(problem: ExactProblem, built: ExactModel, solver: Any, shorter_tha
     seconds = evaluator.seconds(schedule)
     fits = seconds < shorter_than and not any(evaluator.excess(schedule))
     return EvaluatedSchedule(seconds, schedule, evaluator) if fits else None
+
+
+def _shorter(best: EvaluatedSchedule | None, found: EvaluatedSchedule | None) -> EvaluatedSchedule | None:
+    """Return the shorter of two schedules that may be missing: a later solution can be longer with launches by the host."""
+    return min((each for each in (best, found) if each), key=lambda each: each.seconds, default=None)
 
 
 def _hint(built: ExactModel, incumbent: Schedule, evaluator: Evaluator) -> None:
