@@ -47,8 +47,9 @@ _MOST = 4000
 """Characters of a line of a message. A file may have a word of any length, and the message quotes it."""
 
 
-def _bounded(text: str) -> str:
+def _bounded(part: object) -> str:
     """Return a text that can be written anywhere, without the middle of lines that are longer than `_MOST` characters."""
+    text = str(part)
     if len(text) > _MOST:
         text = "\n".join(map(_shortened, text.split("\n")))
     return encodable(text)

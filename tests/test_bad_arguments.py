@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +27,7 @@ from pipecompile.simulation.costs import CostOptions
 Call = Callable[..., Any]
 
 SCHEDULE = pc.build_schedule("1f1b", 2, 4)
+PERIODIC = pc.build_periodic("1f1b", 2, 16)
 X, TARGET = torch.randn(8, 4), torch.randn(8, 4)
 
 
@@ -34,7 +36,7 @@ class Odd:
 
 
 VALUES = [
-    None, True, -1, 0, 3, 1.5, math.nan, math.inf, 10**9, -(10**30), "", "nonsense", "1F1B", "16GiB", "auto", b"x", Odd(), Odd, [],
+    None, True, -1, 0, 3, 1.5, math.nan, math.inf, 10**9, -(10**30), 10**400, "", "a\0b", np.array(["x", "y"]), "nonsense", "1F1B", "16GiB", "auto", b"x", Odd(), Odd, [],
     [None], ["x"], [0, 2], {}, {"x": 1}, {"x": None}, {0: 0}, ({},), len, torch.zeros(2), torch.zeros(()), nn.Linear, nn.Linear(2, 2),
     torch.float32, torch.device("cpu"), range(2), {1, 2}, 1j,
 ]  # fmt: skip
@@ -57,6 +59,11 @@ def pipe() -> pc.Pipeline:
 @cache
 def problem() -> Any:
     return compiled().problem
+
+
+@cache
+def part() -> Any:
+    return pc.partition(problem(), 2)
 
 
 def parameters(function: Call) -> list[str]:
@@ -95,7 +102,7 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
         {"state": {}, "directory": "out", "step": 1, "keep": None, "asynchronous": False}),
     "register_schedule": (lambda name, build: pc.register_schedule(name, build), {"name": "gpipe", "build": Odd}),
     "partition": (lambda problem_, n_stages, method, time_limit, gap: pc.partition(
-        problem() if problem_ == "own" else problem_, n_stages, method=method, time_limit=time_limit, gap=gap),
+        problem() if isinstance(problem_, str) and problem_ == "own" else problem_, n_stages, method=method, time_limit=time_limit, gap=gap),
         {"problem_": "own", "n_stages": 2, "method": "auto", "time_limit": 1.0, "gap": 0.0}),
     "trace": (lambda model, x, batch_dims: pc.trace(model, x, batch_dims=batch_dims), {"model": net(), "x": X, "batch_dims": None}),
     "explain": (lambda model, x: pc.explain(model, x), {"model": net(), "x": X}),
@@ -109,6 +116,25 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "reschedule": (lambda schedule, count: compiled().reschedule(schedule, count), {"schedule": "gpipe", "count": 2}),
     "dump": (lambda directory: pipe().dump(directory), {}),
     "report": (lambda path: pipe().report(path), {}),
+    "lower_periodic": (pc.lower_periodic, {"schedule": PERIODIC}),
+    "simulate_periodic": (pc.simulate_periodic, {"schedule": PERIODIC}),
+    "Cluster": (pc.Cluster, {"device": "h100"}),
+    "Cluster.of": (pc.Cluster.of, {}),
+    "UserPass": (pc.UserPass, {"run": len, "name": "mine"}),
+    "Partition.verify": (lambda problem_, n_stages: part().verify(problem() if isinstance(problem_, str) and problem_ == "own" else problem_, n_stages),
+        {"problem_": "own", "n_stages": 2}),
+    "Schedule by hand": (lambda n_stages, n_microbatches, placement, rows: pc.simulate(
+        pc.Schedule(n_stages, n_microbatches, placement, rows)),
+        {"n_stages": 2, "n_microbatches": 4, "placement": (0, 1), "rows": SCHEDULE.rows}),
+    "Schedule.from_rows": (pc.Schedule.from_rows, {"rows": [["0F0"]]}),
+    "Schedule.load": (pc.Schedule.load, {}),
+    "Schedule.save": (SCHEDULE.save, {}),
+    "Program.save": (lower(SCHEDULE).save, {}),
+    "Problem.load": (pc.Problem.load, {}),
+    "Problem.save": (lambda path: problem().save(path), {}),
+    "Problem.from_json": (pc.Problem.from_json, {"text": "{}"}),
+    "Plan.from_json": (pc.Plan.from_json, {"text": "{}"}),
+    "PeriodicSchedule.from_json": (pc.PeriodicSchedule.from_json, {}),
     "Plan.load": (pc.Plan.load, {}),
     "Plan.save": (lambda path: pipe().plan.save(path), {}),
     "Schedule.from_csv": (pc.Schedule.from_csv, {"text": SCHEDULE.to_csv()}),
@@ -188,6 +214,35 @@ def test_keywords_of_compile(keyword: str, value: Any) -> None:
         (lambda: pc.Plan.load(1.5), "path=1.5 is no path"),
         (lambda: pc.Schedule.from_csv(b"0F0"), "a bytes is no text of rows"),
         (lambda: pc.partition(None, 2), "a NoneType is no Problem"),
+        (lambda: pc.partition(problem(), 10**400), "expected at most 10,000"),
+        (lambda: pc.simulate(SCHEDULE, forward=10**400), "forward=10.* is not a finite number"),
+        (lambda: pc.simulate(SCHEDULE, engines=np.array([1.0, 2.0])), "engines=.* is not known"),
+        (lambda: pc.build_schedule("gpipe", 2, 4, n_devices=10**400), "devices"),
+        (lambda: pc.Cluster(device="h100", memory=10**400), "memory=10.* is not a finite number above 0"),
+        (lambda: pc.Cluster.of(None), "None is not the name of a cluster"),
+        (lambda: pc.lower_periodic(PERIODIC, 0), "routes=0 is not a sequence of routes"),
+        (lambda: pc.lower_periodic(PERIODIC, ties="x"), "ties='x' is no sequence of ties"),
+        (lambda: pc.lower_periodic(PERIODIC, checkpoint=None), "checkpoint=None is not known"),
+        (lambda: pc.lower_periodic(PERIODIC, receive_ahead=10**12), "receive_ahead=1000000000000 is more than 1,000"),
+        (lambda: pc.unroll(pc.lower_periodic(PERIODIC), 10**12), "1000000000000 repetitions are too many to unroll"),
+        (lambda: pc.forecast(SCHEDULE, jitter=0.1, draws=10**12), "draws=1000000000000 is more than 100,000"),
+        (lambda: pc.read_schedule("deepspeed:TrainSchedule", n_microbatches=10**12), "at most 50,000,000 cells"),
+        (lambda: pc.read_schedule(f"deepspeed:TrainSchedule;ranks=1{'0' * 400}"), "ranks=.* is not a whole number"),
+        (lambda: pc.save_chakra(lower(SCHEDULE), ""), "path='.' has no name for files|path='' has no name for files"),
+        (lambda: pc.UserPass(len, "mine", before=[]), "the place .* is not known"),
+        (lambda: pc.Schedule.from_rows(None), "rows=None are not rows of actions"),
+        (lambda: pc.Schedule.from_rows("0F0"), "rows='0F0' are not rows of actions"),
+        (lambda: pc.Schedule.load(None), "path=None is no path"),
+        (lambda: pc.Problem.load("a\0b"), "is no path"),
+        (lambda: pc.Problem.from_json(None), "a NoneType is no text of JSON"),
+        (lambda: pc.Plan.from_json(None), "a NoneType is no text of JSON"),
+        (lambda: part().verify("x", 2), "a str is no Problem"),
+        (lambda: part().verify(problem(), "2"), "n_stages='2' is not a whole number"),
+        (lambda: pc.PeriodicSchedule.from_json("[" * 100_000), "the text is no periodic schedule"),
+        (lambda: compiled(schedule=pc.Schedule(2, 4, (0, 1), ((1,), (2,)))), "row 0 of rows has 1, expected an Action"),
+        (lambda: compiled(schedule=pc.Schedule(2, 4, None, SCHEDULE.rows)), "placement is None, expected a tuple"),
+        (lambda: pc.PeriodicSchedule.from_json(PERIODIC.to_json().replace('"n_stages": 2', '"n_stages": 999999999')).unrolled(10**9),
+         "repetitions are too many"),
     ],
 )  # fmt: skip
 def test_what_a_user_reads(call: Callable[[], Any], message: str) -> None:

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 
 from pipecompile.errors import ScheduleError
 from pipecompile.interchange.pipeline_order import OrderCell, PipelineOrder
-from pipecompile.ir.input_checks import known_names
+from pipecompile.ir.input_checks import known_names, shown
 
 __all__ = ["DEEPSPEED_SCHEDULES", "deepspeed_order"]
 
 DEEPSPEED_SCHEDULES = ("TrainSchedule", "InferenceSchedule", "DataParallelSchedule")
+
+_MOST_CELLS = 50_000_000
+"""Ranks times micro-batches, as of our schedules."""
 
 
 def deepspeed_order(name: str, n_ranks: int | None = None, n_microbatches: int | None = None) -> PipelineOrder:
@@ -26,6 +29,11 @@ def deepspeed_order(name: str, n_ranks: int | None = None, n_microbatches: int |
     known_names("schedule of DeepSpeed", [name], DEEPSPEED_SCHEDULES)
     ranks = (1 if name == "DataParallelSchedule" else 4) if n_ranks is None else n_ranks
     count = 2 * ranks if n_microbatches is None else n_microbatches
+    if ranks * count > _MOST_CELLS:
+        why = f"{shown(ranks)} ranks and {shown(count)} micro-batches are asked for"
+        raise ScheduleError(
+            f"a schedule has at most {_MOST_CELLS:,} cells", why=why, hint="n_ranks=4, n_microbatches=8"
+        )
     if name == "DataParallelSchedule" and ranks != 1:
         raise ScheduleError("DataParallelSchedule has one stage", hint="ranks=1, or TrainSchedule")
     write = {"TrainSchedule": _train, "InferenceSchedule": _infer, "DataParallelSchedule": _alone}[name]

@@ -75,7 +75,7 @@ def _counts(text: str, n_ranks: int | None, n_microbatches: int | None) -> tuple
     for setting in settings:
         key, _, value = setting.partition("=")
         known_names("setting", [key.strip()], ("ranks", "microbatches"))
-        values[key.strip()] = whole(key.strip(), int(value) if value.strip().isdecimal() else value)
+        values[key.strip()] = whole(key.strip(), int(value) if value.strip().isdecimal() and len(value) < 20 else value)
     for key, count in (("ranks", n_ranks), ("microbatches", n_microbatches)):
         if count is not None:
             values[key] = whole(f"n_{key}", count)

@@ -25,7 +25,18 @@ from pipecompile.ir.units import counted
 
 Text = TypeVar("Text", str, bytes, str | bytes)
 
-__all__ = ["amount", "amounts", "checked_count", "file_path", "known_names", "shown", "whole", "without_mark"]
+__all__ = [
+    "amount",
+    "amounts",
+    "checked_count",
+    "file_path",
+    "float_of",
+    "json_text",
+    "known_names",
+    "shown",
+    "whole",
+    "without_mark",
+]
 
 _FEW = 1000
 """Count of stages or micro-batches up to which a text may have fewer items than its header says, and is read all the same:
@@ -40,17 +51,27 @@ def shown(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def whole(name: str, value: object, least: int = 1) -> int:
-    """Return a whole number of at least `least`. Raise InputError that names the argument."""
+def float_of(value: Real) -> float:
+    """Return a number as a float; infinity for a whole number beyond all floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf  # type: ignore[operator]
+
+
+def whole(name: str, value: object, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number of at least `least`, and at most `most` if it is given. Raise InputError that names the argument."""
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
-        return int(value)
+        if most is None or int(value) <= most:
+            return int(value)
+        raise InputError(f"{name}={shown(value)} is more than {most:,}", hint=f"{name}={max(least, 4)}")
     raise InputError(f"{name}={shown(value)} is not a whole number of at least {least}", hint=f"{name}={max(least, 4)}")
 
 
 def amount(name: str, value: object, *, zero: bool = True, finite: bool = True) -> float:
     """Return a number above 0, or from 0 if `zero`. It must be finite if `finite`. Raise InputError that names the argument."""
     if isinstance(value, Real) and not isinstance(value, bool):
-        number = float(value)
+        number = float_of(value)
         if (number > 0 or (zero and number == 0)) and not (finite and number == inf):
             return number
     kind = "a finite number" if finite else "a number"
@@ -78,11 +99,11 @@ def known_names(what: str, names: Iterable[object], known: Iterable[str]) -> Non
     """Raise InputError for the first of `names` that is not known, with the known name that is most like it."""
     expected = list(known)
     for name in names:
-        if name not in expected:
-            close = get_close_matches(str(name), expected, n=1)
+        if not isinstance(name, str) or name not in expected:
+            close = get_close_matches(str(name), expected, n=1) if isinstance(name, str) else []
             hint = close[0] if close else ""
             raise InputError(
-                f"{what} {name!r} is not known", why=f"known are {', '.join(expected) or 'none'}", hint=hint
+                f"{what} {shown(name)} is not known", why=f"known are {', '.join(expected) or 'none'}", hint=hint
             )
 
 
@@ -104,6 +125,13 @@ def checked_count(count: int, n_items: int, plural: str) -> int:
             why="every stage runs an action of every micro-batch",
         )
     return count
+
+
+def json_text(value: object) -> str | bytes:
+    """Return a text of JSON without the byte-order mark that some editors put first. Raise InputError for what is no text."""
+    if not isinstance(value, str | bytes):
+        raise InputError(f"a {type(value).__name__} is no text of JSON", hint="Path(path).read_text()")
+    return without_mark(value)
 
 
 def without_mark(text: Text) -> Text:

@@ -15,14 +15,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir.action import SHARDING, Action
-from pipecompile.ir.input_checks import whole
+from pipecompile.ir.action import SHARDING, Action, Kind
+from pipecompile.ir.input_checks import json_text, shown, whole
 from pipecompile.ir.schedule import Schedule
 from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated
 
-__all__ = ["PeriodicSchedule", "shifted"]
+__all__ = ["MOST_REPETITIONS", "PeriodicSchedule", "check_unrolled", "shifted"]
+
+MOST_REPETITIONS = 10**15
+"""Counts up to which sums and products of a few are exact as floats."""
+
+_MOST_UNROLLED = 100_000_000
+"""Actions or instructions of what is unrolled."""
 
 Rows = tuple[tuple[Action, ...], ...]
+
+
+def check_unrolled(period: Sequence[Sequence[object]], count: int) -> None:
+    """Raise ScheduleError for so many repetitions of a period that memory cannot hold them."""
+    if sum(map(len, period)) * count > _MOST_UNROLLED:
+        why = f"each has {sum(map(len, period)):,} items, and at most {_MOST_UNROLLED:,} are unrolled"
+        raise ScheduleError(f"{shown(count)} repetitions are too many to unroll", why=why, hint="repetitions=4")
 
 
 def shifted(row: Sequence[Action], microbatches: int) -> tuple[Action, ...]:
@@ -57,17 +70,24 @@ class PeriodicSchedule:
         rest = {a.microbatch for row in rows for a in row if a.stage == 0 and a.kind not in SHARDING}
         return len(rest) + self.step * self.repetitions
 
+    @property
+    def kinds(self) -> set[Kind]:
+        """The kinds of all its actions."""
+        parts = self.prologue, self.period, self.epilogue
+        return {action.kind for rows in parts for row in rows for action in row}
+
     def __repr__(self) -> str:
         counts = f"n_stages={self.n_stages}, n_microbatches={self.n_microbatches}, n_devices={self.n_devices}"
         return f"PeriodicSchedule({self.name!r}, {counts}, {self.repetitions} times {self.step})"
 
     def repeated(self, repetitions: int) -> PeriodicSchedule:
         """Return the schedule with another number of repetitions."""
-        return replace(self, repetitions=whole("repetitions", repetitions, 1))
+        return replace(self, repetitions=whole("repetitions", repetitions, 1, MOST_REPETITIONS))
 
     def unrolled(self, repetitions: int | None = None) -> Schedule:
         """Return the plain schedule, with the number of repetitions of this one or another."""
         count = self.repetitions if repetitions is None else whole("repetitions", repetitions, 1)
+        check_unrolled(self.period, count)
         rows = tuple(tuple(self._row(device, count)) for device in range(self.n_devices))
         n_microbatches = self.n_microbatches + self.step * (count - self.repetitions)
         return Schedule(self.n_stages, n_microbatches, self.placement, rows, self.name)
@@ -114,13 +134,13 @@ class PeriodicSchedule:
     def from_json(cls, text: str) -> PeriodicSchedule:
         """Read the form of `to_json`. Raise ScheduleError if it is another."""
         try:
-            data: dict[str, Any] = json.loads(text)
+            data: dict[str, Any] = json.loads(json_text(text))
             prologue, period, epilogue = (
                 tuple(tuple(map(Action.parse, row.split())) for row in data[name]) for name in _PARTS
             )
             n_stages, placement = int(data["n_stages"]), tuple(map(int, data["placement"]))
             repetitions, step, name = int(data["repetitions"]), int(data["step"]), str(data["name"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ScheduleError("the text is no periodic schedule", why=f"{type(error).__name__}: {error}") from None
         return cls(n_stages, placement, prologue, period, epilogue, repetitions, step, name)
 

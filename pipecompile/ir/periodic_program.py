@@ -27,9 +27,11 @@ from pathlib import Path
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action
 from pipecompile.ir.input_checks import whole
+from pipecompile.ir.periodic import MOST_REPETITIONS, check_unrolled
 from pipecompile.ir.program import Instruction, Operand, Program, Value
 from pipecompile.ir.program_text import parse_program
 from pipecompile.ir.routes import Route, Tie
+from pipecompile.ir.text_file import save_text
 
 __all__ = ["PeriodicProgram", "is_later", "later"]
 
@@ -116,11 +118,12 @@ class PeriodicProgram:
 
     def repeated(self, repetitions: int) -> PeriodicProgram:
         """Return the program with another number of repetitions."""
-        return replace(self, repetitions=whole("repetitions", repetitions, 1))
+        return replace(self, repetitions=whole("repetitions", repetitions, 1, MOST_REPETITIONS))
 
     def unrolled(self, repetitions: int | None = None) -> Program:
         """Return the program without slots, with the number of repetitions of this one or another."""
         count = self.repetitions if repetitions is None else whole("repetitions", repetitions, 1)
+        check_unrolled(self.period, count)
         rows = tuple(tuple(self._row(device, count)) for device in range(self.n_devices))
         n_microbatches = self.n_microbatches + self.step * (count - self.repetitions)
         return Program(self.n_stages, n_microbatches, self.placement, self.routes, rows, self.ties)
@@ -145,8 +148,8 @@ class PeriodicProgram:
         return "\n".join(lines) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write `str(program)` to a file."""
-        Path(path).write_text(str(self), encoding="utf-8")
+        """Write `str(program)` to a file. Raise InputError if it cannot be written."""
+        save_text(path, str(self))
 
     @classmethod
     def from_text(cls, text: str) -> PeriodicProgram:

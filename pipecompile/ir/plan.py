@@ -13,7 +13,8 @@ import msgspec
 from pipecompile.errors import PlanError
 from pipecompile.ir import Route
 from pipecompile.ir.candidates import Considered
-from pipecompile.ir.input_checks import file_path, without_mark
+from pipecompile.ir.input_checks import file_path, json_text
+from pipecompile.ir.text_file import save_text
 from pipecompile.ir.views import html_of
 
 __all__ = ["Plan", "StageSummary", "StepSummary"]
@@ -153,8 +154,9 @@ class Plan:
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "") -> Plan:
         """Return the plan whose `to_json` is `text`. Raise PlanError naming the place in the file; execute nothing."""
+        text = json_text(text)
         try:
-            plan = msgspec.json.decode(without_mark(text), type=cls)
+            plan = msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise PlanError(
                 "this is not a plan", where=where, why=str(error), hint="write one with pipe.plan.save(path)"
@@ -167,8 +169,8 @@ class Plan:
         return html_of(self)
 
     def save(self, path: str | Path) -> None:
-        """Write `to_json` to a file."""
-        file_path("path", path).write_text(self.to_json())
+        """Write `to_json` to a file. Raise InputError if it cannot be written."""
+        save_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipecompile.ir.action import Action
 from pipecompile.ir.overlap import Pair
 from pipecompile.ir.routes import Route, Tie, place
+from pipecompile.ir.text_file import save_text
 from pipecompile.ir.views import html_of
 
 __all__ = [
@@ -140,8 +141,8 @@ class Program:
         return html_of(self)
 
     def save(self, path: str | Path) -> None:
-        """Write `str(program)` to a file."""
-        Path(path).write_text(str(self), encoding="utf-8")
+        """Write `str(program)` to a file. Raise InputError if it cannot be written."""
+        save_text(path, str(self))
 
 
 def saved(stage: int, microbatch: int) -> Value:

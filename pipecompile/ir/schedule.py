@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipecompile.errors import ScheduleError
+from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import SHARDING, Action, Kind
 from pipecompile.ir.certificate import Certificate
-from pipecompile.ir.input_checks import checked_count
+from pipecompile.ir.input_checks import checked_count, file_path, shown
 from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
+from pipecompile.ir.text_file import save_text
 from pipecompile.ir.views import html_of
 
 __all__ = ["Schedule"]
@@ -71,16 +72,17 @@ class Schedule:
         return html_of(self)
 
     def save(self, path: str | Path) -> None:
-        """Write `to_csv` to a file."""
-        Path(path).write_text(self.to_csv())
+        """Write `to_csv` to a file. Raise InputError if it cannot be written."""
+        save_text(path, self.to_csv())
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
         """Read a file as `from_csv` does and name the schedule after the file. Raise ScheduleError, also if the file is
         missing.
         """
+        source = file_path("path", path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = source.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ScheduleError(
                 "the schedule cannot be read",
@@ -88,7 +90,7 @@ class Schedule:
                 why=str(error),
                 hint=f"write one with schedule.save({str(path)!r})",
             ) from None
-        return cls.from_csv(text, Path(path).stem)
+        return cls.from_csv(text, source.stem)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Iterable[Cell]], name: str = "custom") -> Schedule:
@@ -98,7 +100,7 @@ class Schedule:
         Placement, number of stages and number of micro-batches follow from the rows. Raise ScheduleError if a stage is
         on two devices, or on none, or if there are fewer actions than micro-batches.
         """
-        cells = [[_parts(cell) for cell in row] for row in rows]
+        cells = _cells(rows)
         actions = tuple(tuple(action for parts in row for action in parts) for row in cells)
         overlaps = frozenset((parts[0], parts[1]) for row in cells for parts in row if is_pair(parts))
         if all(action.kind in SHARDING for row in actions for action in row):
@@ -127,6 +129,18 @@ Cell = Action | str | Sequence[Action]
 def _parts(cell: Cell) -> Sequence[Action]:
     """Return the actions of a cell: one, or those that overlap."""
     return (cell,) if isinstance(cell, Action) else in_order(parse_cell(cell) if isinstance(cell, str) else cell)
+
+
+def _cells(rows: Iterable[Iterable[Cell]]) -> list[list[Sequence[Action]]]:
+    """Return the actions of each cell. Raise InputError for what is no sequence of rows of cells."""
+    try:
+        lists = [row if isinstance(row, str) else list(row) for row in rows]
+        if any(isinstance(row, str) for row in lists):
+            raise TypeError
+        return [[_parts(cell) for cell in row] for row in lists]
+    except (TypeError, AttributeError):
+        hint = 'Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])'
+        raise InputError(f"rows={shown(rows)} are not rows of actions", hint=hint) from None
 
 
 def _placement(rows: Sequence[Sequence[Action]]) -> tuple[int, ...]:

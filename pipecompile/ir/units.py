@@ -58,7 +58,11 @@ def written(scale: tuple[Unit, ...], value: float) -> str:
 def counted(count: float, noun: str) -> str:
     """Return the count with its noun in the singular or plural: `1 stage`, `2 stages`, `0.5 micro-batches`."""
     plural = f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
-    return f"{count:.6g} {noun if count == 1 else plural}"
+    try:
+        number = f"{count:.6g}"
+    except OverflowError:  # a whole number beyond all floats
+        number = "more than 1e308"
+    return f"{number} {noun if count == 1 else plural}"
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(?:([kmgt]?)(i?)b?)\s*", re.IGNORECASE)

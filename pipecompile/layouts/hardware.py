@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import inf
 from numbers import Real
 
 from pipecompile.costs.device_specs import DEVICES, GIGA, DeviceSpec, spec_for
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import whole
+from pipecompile.ir.input_checks import float_of, shown, whole
 
 __all__ = ["EFFICIENCY", "Cluster", "cluster_of"]
 
@@ -86,10 +87,10 @@ class Cluster:
 
         Raise InputError for another name, and for a number of devices that does not fill its nodes.
         """
-        match = _NAME.fullmatch(name)
+        match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None or match[3].lower() not in DEVICES:
             hint = f'"8xH100", or "4x8xH100" for 4 nodes; devices are {", ".join(DEVICES)}; or pc.Cluster(...)'
-            raise InputError(f"{name!r} is not the name of a cluster", hint=hint)
+            raise InputError(f"{shown(name)} is not the name of a cluster", hint=hint)
         nodes, count, device = match[1], whole("devices", int(match[2]), 1), match[3].lower()
         if nodes is not None:
             return cls(device=device, nodes=int(nodes), devices_per_node=count)
@@ -149,9 +150,9 @@ def _check_amount(name: str, value: object) -> None:
     if value is None:
         return
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not 0 < float(value) < float("inf"):  # type: ignore[arg-type]
+    if not is_number or not 0 < float_of(value) < inf:  # type: ignore[arg-type]
         raise InputError(
-            f"{name}={value!r:.60} is not a finite number above 0", hint=f"no {name}=, for the data sheet's"
+            f"{name}={shown(value)} is not a finite number above 0", hint=f"no {name}=, for the data sheet's"
         )
     if name == "efficiency" and float(value) > 1:  # type: ignore[arg-type]
         raise InputError(f"efficiency={value!r} is above 1", why="it is a share of the data sheet's rates", hint="0.5")

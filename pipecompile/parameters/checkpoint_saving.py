@@ -41,6 +41,10 @@ _NUMBERS = count(1)
 """Numbers of the saves of this process: all ranks save in the same order."""
 
 
+_MOST_STEPS = 10**15
+"""Steps of a training. The name of a folder has the number."""
+
+
 def save_checkpoint(
     state: Mapping[str, Any], directory: str | Path, step: int, *, keep: int | None = None, asynchronous: bool = False
 ) -> Future[Path]:
@@ -54,7 +58,7 @@ def save_checkpoint(
     if not isinstance(asynchronous, bool):
         raise InputError(f"asynchronous={short(asynchronous)} is neither True nor False", hint="asynchronous=True")
     kept = None if keep is None else whole("keep", keep)
-    path = file_path("directory", directory) / f"{whole('step', step, 0):08d}"
+    path = file_path("directory", directory) / f"{whole('step', step, 0, _MOST_STEPS):08d}"
     if not asynchronous:
         done: Future[Path] = Future()
         with task(f"saving {path}"):

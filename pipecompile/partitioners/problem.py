@@ -25,7 +25,8 @@ from typing import Any, Literal
 import msgspec
 
 from pipecompile.errors import PartitionError
-from pipecompile.ir.input_checks import without_mark
+from pipecompile.ir.input_checks import file_path, json_text
+from pipecompile.ir.text_file import save_text
 
 __all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
 
@@ -142,7 +143,7 @@ class Problem:
         Raise PartitionError, with the position in the text, if the text is malformed or has an unknown key. Legality is not
         checked: see `verify_problem`.
         """
-        text = without_mark(text)
+        text = json_text(text)
         try:
             problem = msgspec.json.decode(text, type=cls)
             keys = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -159,14 +160,15 @@ class Problem:
         return problem
 
     def save(self, path: str | Path) -> None:
-        """Write the text form to a file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        """Write the text form to a file. Raise InputError if it cannot be written."""
+        save_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Problem:
         """Read the text form from a file. Raise PartitionError if the file is missing or malformed."""
+        source = file_path("path", path)
         try:
-            text = Path(path).read_bytes()
+            text = source.read_bytes()
         except OSError as error:
             raise PartitionError("the problem cannot be read", where=str(path), why=str(error)) from None
         return cls.from_json(text, where=str(path))

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Literal
 
 from pipecompile.errors import InputError
+from pipecompile.ir.input_checks import float_of, shown, whole
 from pipecompile.partitioners.clusters import Clusters, coarsen, singleton_clusters
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
 from pipecompile.partitioners.dp.strategy import SHORT_ORDER, cut_all_down_sets, cut_candidate_orders, polish
@@ -29,6 +30,9 @@ __all__ = ["METHODS", "Partition", "cost_of_constraints", "partition", "trivial_
 
 
 METHODS = ("auto", "dp", "ilp")
+
+MOST_STAGES = 10_000
+"""Stages of a partition. A pipeline has no more."""
 
 FILL_SHARE = 0.6
 """Share of the seconds left that stay for the integer programs when stages are filled by dynamic programs."""
@@ -66,7 +70,11 @@ class Partition:
         return (self.bottleneck - self.lower_bound) / self.bottleneck if self.bottleneck else 0.0
 
     def verify(self, problem: Problem, n_stages: int) -> None:
-        """Raise VerifyError with every fault: coverage, range, precedence, groups, constraints, memory."""
+        """Raise VerifyError with every fault: coverage, range, precedence, groups, constraints, memory. Raise InputError for other arguments."""
+        if not isinstance(problem, Problem):
+            raise InputError(f"a {type(problem).__name__} is no Problem", hint="partition.verify(problem, 2)")
+        whole("n_stages", n_stages, 1, MOST_STAGES)
+        verify_problem(problem)
         verify_assignment(problem, self.stage_of, n_stages, self.recompute or None)
 
 
@@ -102,9 +110,10 @@ def partition(
         check_constraints(problem, clusters, n_stages)
     if not len(clusters):
         return Partition({}, 0.0, 0.0, "optimal", "dp", monotonic() - begin, (False,) * n_stages)
-    state = SolverState(clusters, machine, begin, time_limit, progress)
+    seconds = float_of(time_limit)  # type: ignore[arg-type]
+    state = SolverState(clusters, machine, begin, seconds, progress)
     try:
-        _solve(state, method, time_limit, gap)
+        _solve(state, method, seconds, gap)
     except KeyboardInterrupt:
         if state.assignment is None:
             raise
@@ -174,13 +183,15 @@ def _check_arguments(
     if progress is not None and not callable(progress):
         raise InputError(f"progress={progress!r:.60} is no function", hint="progress=print")
     if not isinstance(n_stages, int) or isinstance(n_stages, bool) or n_stages < 1:
-        raise InputError(f"n_stages is {n_stages!r}, expected an integer of at least 1", hint="n_stages=2")
-    if method not in METHODS:
-        raise InputError(f"method is {method!r}, which is unknown", hint=f"one of {', '.join(map(repr, METHODS))}")
-    if not (isinstance(time_limit, Real) and time_limit > 0):
-        raise InputError(f"time_limit is {time_limit!r}, expected seconds above 0", hint="time_limit=30.0")
+        raise InputError(f"n_stages is {shown(n_stages)}, expected an integer of at least 1", hint="n_stages=2")
+    if n_stages > MOST_STAGES:
+        raise InputError(f"n_stages is {shown(n_stages)}, expected at most {MOST_STAGES:,}", hint="n_stages=8")
+    if not isinstance(method, str) or method not in METHODS:
+        raise InputError(f"method is {shown(method)}, which is unknown", hint=f"one of {', '.join(map(repr, METHODS))}")
+    if not (isinstance(time_limit, Real) and float_of(time_limit) > 0):
+        raise InputError(f"time_limit is {shown(time_limit)}, expected seconds above 0", hint="time_limit=30.0")
     if not (isinstance(gap, Real) and 0 <= gap < 1):
-        raise InputError(f"gap is {gap!r}, expected a fraction from 0 to below 1", hint=f"gap={GOOD}")
+        raise InputError(f"gap is {shown(gap)}, expected a fraction from 0 to below 1", hint=f"gap={GOOD}")
 
 
 def with_cut(partition: Partition, problem: Problem, stage_of: Mapping[str, int], n_stages: int) -> Partition:

@@ -26,6 +26,9 @@ __all__ = ["assignment_faults", "memory_text", "problem_faults", "verify_assignm
 _MOST = 1e100
 """Seconds, bytes and factors up to which sums of products of two of them stay finite."""
 
+_MOST_DEVICES = 100_000
+"""Devices of a machine: each has numbers of its own."""
+
 
 def verify_problem(problem: Problem) -> None:
     """Raise VerifyError with every fault: unknown or duplicate names, cycles, illegal numbers, lists of unequal length."""
@@ -151,6 +154,8 @@ def _number_faults(problem: Problem) -> Iterator[str]:
     if isinstance(problem.memory_limit, Real):
         yield from _number_fault("memory_limit", problem.memory_limit)
     yield from _list_faults(problem)
+    if _last_device(problem) >= _MOST_DEVICES:
+        yield f"placement names device {shown(_last_device(problem))}, expected less than {_MOST_DEVICES:,}"
 
 
 def _list_faults(problem: Problem) -> Iterator[str]:
@@ -192,13 +197,17 @@ def _length_faults(problem: Problem) -> Iterator[str]:
         if len({length for _, length in lengths}) > 1:
             yield f"lists per {unit} disagree: " + ", ".join(f"{field} has {length}" for field, length in lengths)
         yield from (f"{field} is an empty list" for field, length in lengths if not length)
-        last_device = max(problem.placement or (0,))
+        last_device = _last_device(problem)
         for field, length in lengths:
             if unit == "device" and length <= last_device:
                 yield f"placement names device {last_device}, yet {field} has {length}"
     if any(len(row) != len(problem.links or ()) for row in problem.links or ()):
         n_rows = len(problem.links or ())
         yield f"links has {n_rows} row{'s' * (n_rows != 1)}, expected as many columns"
+
+
+def _last_device(problem: Problem) -> int:
+    return max(problem.placement or (0,))
 
 
 # -- cycles ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import BACKWARDS, Action, Kind, Schedule
+from pipecompile.ir.input_checks import shown
 from pipecompile.ir.overlap import grouped
 
 __all__ = ["Checkpoint", "insert_recompute"]
@@ -31,7 +32,8 @@ def insert_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     flags = _flags(schedule.n_stages, checkpoint)
     if not any(flags):
         return schedule
-    last = schedule.n_microbatches - 1 if checkpoint == "except_last" else None
+    is_last_kept = isinstance(checkpoint, str) and checkpoint == "except_last"
+    last = schedule.n_microbatches - 1 if is_last_kept else None
     kinds = (Kind.RECOMPUTE, Kind.OFFLOAD)
     freed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind in kinds}
 
@@ -55,10 +57,14 @@ def _flags(n_stages: int, checkpoint: Checkpoint) -> tuple[bool, ...]:
                 hint="pass 'never', 'always', 'except_last', one flag per stage, or, with a model, 'auto'",
             )
         return (checkpoint != "never",) * n_stages
-    if len(checkpoint) != n_stages:
+    try:
+        flags = tuple(map(bool, checkpoint))
+    except (TypeError, ValueError, RuntimeError):
+        hint = "'always', or one flag per stage"
+        raise ScheduleError(f"checkpoint={shown(checkpoint)} is not known", hint=hint) from None
+    if len(flags) != n_stages:
         raise ScheduleError(
-            f"checkpoint has {len(checkpoint)} flag{'s' * (len(checkpoint) != 1)} "
-            f"for {n_stages} stage{'s' * (n_stages != 1)}",
+            f"checkpoint has {len(flags)} flag{'s' * (len(flags) != 1)} for {n_stages} stage{'s' * (n_stages != 1)}",
             hint="pass one flag per stage",
         )
-    return tuple(map(bool, checkpoint))
+    return flags

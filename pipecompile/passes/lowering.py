@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipecompile.errors import VerifyError
-from pipecompile.ir import Program, Route, Schedule, Tie, chain
+from pipecompile.ir import Program, Route, Schedule, Tie
 from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.input_checks import known_names, whole
 from pipecompile.ir.pass_manager import Hook, Pass, PassManager, Step, watch
 from pipecompile.ir.routes import Sums
 from pipecompile.passes.buffer_slots import assign_slots
@@ -25,11 +26,16 @@ from pipecompile.passes.lower_actions import lower_actions
 from pipecompile.passes.tied_parameters import insert_exchanges
 from pipecompile.passes.transfers import insert_transfers
 from pipecompile.verifiers import Level, verify, verify_program
+from pipecompile.verifiers.routes import route_sequence
+from pipecompile.verifiers.tied_parameters import tie_sequence
 
 if TYPE_CHECKING:
     from pipecompile.passes.user_passes import UserPass
 
 __all__ = ["Hook", "Pass", "PassManager", "Step", "lower", "lowering", "watch"]
+
+_MOST_AHEAD = 1_000_000
+"""Receives that may be posted early: the most micro-batches of a step."""
 
 
 @without_collection
@@ -54,10 +60,10 @@ def lower(
     them: "eager", where the order of eager autograd stays, or "device", all. `passes` are those of the user. `dump` is called with the text of every pass: `lower(schedule,
     dump=print)`. Raise VerifyError if the schedule, the routes or the ties are not legal.
     """
-    all_routes = chain(schedule.n_stages) if routes is None else tuple(routes)
-    verify(schedule, routes=all_routes)
+    verify(schedule, routes=routes)
+    all_routes = route_sequence(routes, schedule.n_stages)
     manager = lowering(
-        all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap, sums=sums
+        all_routes, tie_sequence(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap, sums=sums
     )
     if passes:
         from pipecompile.passes.user_passes import placed
@@ -106,6 +112,8 @@ def lowering(
     sums: Sums = "eager",
 ) -> PassManager:
     """Return the passes behind `lower`, each with the verifier of the level that it reaches."""
+    known_names("sums:", [sums], ("eager", "device"))
+    ahead = whole("receive_ahead", receive_ahead, 0, _MOST_AHEAD)
 
     def reaches(level: Level) -> Callable[[Program], None]:
         return partial(verify_program, level=level)
@@ -117,15 +125,15 @@ def lowering(
 
         return lower_actions(schedule, with_sums(schedule, routes, sums), ties)
 
-    ordered = partial(order_meetings, ahead=receive_ahead)
+    ordered = partial(order_meetings, ahead=ahead)
     recompute = Pass("recompute", partial(insert_recompute, checkpoint=checkpoint), partial(verify, routes=routes))
     lingering = Pass("lingering", let_linger, reaches(Level.LIVENESS), partial(_reasons, "lingering", 0))
     return PassManager(
         (
-            *(() if checkpoint == "never" else (recompute,)),
+            *(() if isinstance(checkpoint, str) and checkpoint == "never" else (recompute,)),
             Pass("compute", compute, reaches(Level.COMPUTE)),
             Pass("transfers", insert_transfers, reaches(Level.TRANSFERS), partial(_reasons, "transfer", 0)),
-            Pass("meetings", ordered, reaches(Level.MEETINGS), partial(_reasons, "meeting", receive_ahead)),
+            Pass("meetings", ordered, reaches(Level.MEETINGS), partial(_reasons, "meeting", ahead)),
             *((Pass("ties", insert_exchanges, reaches(Level.TIES)),) if ties else ()),
             Pass("liveness", insert_frees, reaches(Level.LIVENESS), partial(_reasons, "free", 0)),
             *((lingering,) if overlap else ()),

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import Action, Instruction, Kind, Program, Route, Tie, chain
+from pipecompile.ir import SHARDING, Action, Instruction, Kind, Program, Route, Tie
 from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.input_checks import whole
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram, is_later, later
 from pipecompile.ir.routes import Sums
@@ -22,11 +23,16 @@ from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.passes.lowering import lowering
 from pipecompile.simulation.steady_state import simulate_periodic
 from pipecompile.verifiers import verify
+from pipecompile.verifiers.routes import route_sequence
+from pipecompile.verifiers.tied_parameters import tie_sequence
 
 __all__ = ["lower_periodic", "unroll"]
 
 _MORE = 4
 """Repetitions that are lowered beside those until the times recur; twice as many as long as the last but these are not the same."""
+
+_MOST_AHEAD = 1_000
+"""Receives that may be posted early: as many repetitions are lowered beside the others."""
 
 
 @without_collection
@@ -47,12 +53,15 @@ def lower_periodic(
     """
     if not isinstance(schedule, PeriodicSchedule):
         raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
-    if checkpoint == "except_last":
+    if isinstance(checkpoint, str) and checkpoint == "except_last":
         raise InputError("checkpoint='except_last' has no period", hint="'always', or a flag per stage")
-    all_routes = chain(schedule.n_stages) if routes is None else tuple(routes)
-    verify(schedule, routes=all_routes)
-    manager = lowering(all_routes, tuple(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, sums=sums)
+    verify(schedule, routes=routes)
+    if schedule.kinds & {*SHARDING}:
+        raise InputError("UNSHARD, RESHARD and REDUCE_GRAD have no period", hint="lower(schedule.unrolled())")
+    all_routes = route_sequence(routes, schedule.n_stages)
+    manager = lowering(all_routes, tie_sequence(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, sums=sums)
     passes = [each.run for each in manager.passes if each.name != "slots"]
+    receive_ahead = whole("receive_ahead", receive_ahead, 0, _MOST_AHEAD)
     count = first = simulate_periodic(schedule, routes=all_routes).simulated + _MORE + receive_ahead
     while count < max(schedule.repetitions, first + 1):
         small = _lowered(schedule.unrolled(count), passes)

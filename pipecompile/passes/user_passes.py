@@ -47,14 +47,24 @@ class UserPass:
     def __post_init__(self) -> None:
         if not callable(self.run):
             raise InputError(f"{self.run!r} is not a function of a Schedule or a Program", hint="pc.UserPass(function)")
-        if not isinstance(self.name, str) or self.title in PLACES or "\n" in self.title:
+        if (
+            not isinstance(self.name, str)
+            or not isinstance(self.title, str)
+            or self.title in PLACES
+            or "\n" in self.title
+        ):
+            named = self.title if isinstance(self.name, str) else self.name
             why = f"ours are {', '.join(PLACES)}"
             raise InputError(
-                f"{self.title!r} is no name for a pass of yours", why=why, hint='pc.UserPass(function, "mine")'
+                f"{named!r:.60} is no name for a pass of yours", why=why, hint='pc.UserPass(function, "mine")'
             )
         if self.before is not None and self.after is not None:
             raise InputError(f"pass {self.title!r} is both before and after", hint=f"after={self.after!r}")
-        known_names(f"pass {self.title!r}: the place", {self.before, self.after} - {None}, PLACES)
+        known_names(
+            f"pass {self.title!r}: the place",
+            [place for place in (self.before, self.after) if place is not None],
+            PLACES,
+        )
 
     @property
     def title(self) -> str:

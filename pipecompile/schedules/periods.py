@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import BACKWARDS, SHARDING, Action, Kind, Schedule
 from pipecompile.ir.input_checks import whole
-from pipecompile.ir.periodic import PeriodicSchedule, shifted
+from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule, shifted
 from pipecompile.schedules.catalogue import Builder, build_schedule
 from pipecompile.verifiers import verify
 
@@ -143,7 +143,10 @@ def build_periodic(
 
     Raise ScheduleError if it has no period, or another one for more micro-batches.
     """
-    n_stages, n_microbatches = whole("n_stages", n_stages, 1), whole("n_microbatches", n_microbatches, 1)
+    n_stages, n_microbatches = (
+        whole("n_stages", n_stages, 1),
+        whole("n_microbatches", n_microbatches, 1, MOST_REPETITIONS),
+    )
     few = min(n_microbatches, n_stages + 2 * _LEAST)
     most = min(n_microbatches, 8 * few)
     while (small := find_period(build_schedule(schedule, n_stages, few, n_devices=n_devices))) is None:

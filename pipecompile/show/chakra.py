@@ -149,6 +149,8 @@ def save_chakra(program: Program, path: str | Path, timeline: Timeline | None = 
     """
     _check(program, timeline)
     target = file_path("path", path)
+    if not target.name:
+        raise InputError(f"path={str(path)!r} has no name for files", hint='path="out/step"')
     paths = [target.with_name(f"{target.name}.{device}.et") for device in range(program.n_devices)]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -249,8 +249,8 @@ def _communication(
 
 def _check_names(**names: tuple[str, str]) -> None:
     for option, (value, other) in names.items():
-        if value not in (other, "device"):
-            raise InputError(f"{option}={value!r} is not known", hint=f"{other!r} or 'device'")
+        if not isinstance(value, str) or value not in (other, "device"):
+            raise InputError(f"{option}={value!r:.60} is not known", hint=f"{other!r} or 'device'")
 
 
 def _shared_streams(streams: Sequence[int] | None, n_devices: int) -> tuple[int, ...]:

@@ -63,6 +63,10 @@ class StepForecast:
         return f"StepForecast({figures}, {len(self.draws)} draws)"
 
 
+_MOST_DRAWS = 100_000
+"""Draws of a forecast: each is a simulation, and the mean of fewer has three digits."""
+
+
 @without_collection
 def forecast(
     subject: Schedule | Program,
@@ -98,6 +102,8 @@ def forecast(
 
     Raise what `simulate` raises, and InputError for `rendezvous` of a schedule, which has no sends.
     """
+    if not isinstance(rendezvous, bool):
+        raise InputError(f"rendezvous={rendezvous!r:.60} is not a bool", hint="rendezvous=True")
     if rendezvous and isinstance(subject, Schedule):
         raise InputError("rendezvous needs a program", why="a schedule has no sends", hint="lower(schedule)")
     tasks, checked = build_tasks(subject, routes, rendezvous=rendezvous, **costs)
@@ -106,7 +112,11 @@ def forecast(
     names = ("reduction", reduction), ("optimizer", optimizer)
     after = [amounts(name, value, subject.n_stages, "stage") for name, value in names]
     slowness = _checked_contention(contention, tasks, checked)
-    deviation, count, random = amount("jitter", jitter), whole("draws", draws, 0), Random(whole("seed", seed, 0))
+    deviation, count, random = (
+        amount("jitter", jitter),
+        whole("draws", draws, 0, _MOST_DRAWS),
+        Random(whole("seed", seed, 0)),
+    )
     times = _run(subject, tasks, checked, slowness)
     timeline = make_timeline(subject, tasks, times)
     spans = _after_the_pipeline(tasks, times, subject.placement, *after)

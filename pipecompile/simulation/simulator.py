@@ -30,6 +30,7 @@ from pipecompile.simulation.memory_curve import memory_curves
 from pipecompile.simulation.task_graph import TaskGraph, Times
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import checked_routes
+from pipecompile.verifiers.schedule_form import check_form
 
 __all__ = ["build_tasks", "make_timeline", "run_to_end", "simulate"]
 
@@ -96,6 +97,7 @@ def build_tasks(
     """Return the task graph and the checked costs. With `rendezvous`, sends and receives of a program wait for each other. Raises VerifyError if a schedule is not legal, and InputError."""
     match subject:
         case Schedule():
+            check_form(subject)
             routes = checked_routes(routes, subject.n_stages)
             verify(subject, routes=routes)
             costs = make_costs(subject.n_stages, subject.n_devices, routes, **options)

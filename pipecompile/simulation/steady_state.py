@@ -18,7 +18,7 @@ from typing import Unpack
 import numpy as np
 
 from pipecompile.errors import InputError
-from pipecompile.ir import Kind, Route
+from pipecompile.ir import SHARDING, Kind, Route
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.timeline import Timeline
@@ -28,6 +28,7 @@ from pipecompile.simulation.costs import CostOptions, Costs, Engines, make_costs
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import checked_routes
+from pipecompile.verifiers.schedule_form import check_form
 
 __all__ = ["SteadyState", "simulate_periodic"]
 
@@ -58,6 +59,10 @@ class SteadyState:
     timeline: Timeline | None
 
 
+_BESIDE = {Kind.OFFLOAD, *SHARDING}
+"""Kinds of what runs beside the devices, which arrays do not simulate."""
+
+
 def simulate_periodic(
     schedule: PeriodicSchedule, *, routes: Sequence[Route] | None = None, **costs: Unpack[CostOptions]
 ) -> SteadyState:
@@ -67,10 +72,11 @@ def simulate_periodic(
     """
     if not isinstance(schedule, PeriodicSchedule):
         raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
+    check_form(schedule)
     routes = checked_routes(routes, schedule.n_stages)
     verify(schedule, routes=routes)
     checked = make_costs(schedule.n_stages, schedule.n_devices, routes, **costs)
-    if checked.engines is not Engines.PAIR or any(checked.launch) or checked.streams or _offloads(schedule):
+    if checked.engines is not Engines.PAIR or any(checked.launch) or checked.streams or schedule.kinds & _BESIDE:
         return _simulated(schedule, schedule.repetitions, None, routes, costs)
     arrays, count, steady = ScheduleArrays(schedule, routes, checked), min(_FEW, schedule.repetitions), None
     while True:
@@ -86,10 +92,6 @@ def simulate_periodic(
     if len(run.end) <= _MOST_SPANS:
         return _simulated(schedule, count, period, routes, costs)
     return _of_arrays(schedule, run, count, period, checked)
-
-
-def _offloads(schedule: PeriodicSchedule) -> bool:
-    return any(a.kind is Kind.OFFLOAD for rows in (schedule.prologue, schedule.period) for row in rows for a in row)
 
 
 def _simulated(

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from pipecompile.ir import HOST, Instruction, Kind, Op, Program, Route, Schedule
+from pipecompile.ir import HOST, SHARDING, Instruction, Kind, Op, Program, Route, Schedule
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
 from pipecompile.verifiers.deadlock import Step
@@ -56,7 +56,8 @@ def periodic_schedule_faults(schedule: PeriodicSchedule, routes: Sequence[Route]
     def faults_of(unrolled: Schedule) -> list[str]:
         return schedule_faults(unrolled, routes)
 
-    if _mixes_recomputed_and_offloaded(schedule) or not _is_ordered_schedule(schedule, routes):
+    is_sharded = bool(schedule.kinds & {*SHARDING})
+    if is_sharded or _mixes_recomputed_and_offloaded(schedule) or not _is_ordered_schedule(schedule, routes):
         return faults_of(schedule.unrolled())
     return _by_induction(schedule.repetitions, _FEW, schedule.unrolled, faults_of, recurs)
 

@@ -13,10 +13,20 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, UNTRAINED, Instruction, Op, Program, Tie
+from pipecompile.ir.input_checks import shown
 from pipecompile.verifiers.routes import is_name
 
-__all__ = ["exchange_faults", "tie_faults"]
+__all__ = ["exchange_faults", "tie_faults", "tie_sequence"]
+
+
+def tie_sequence(ties: object) -> tuple[Tie, ...]:
+    """Return the ties that a caller passes, not checked. Raise InputError if they are no sequence of ties."""
+    each = tuple(ties) if isinstance(ties, Sequence) and not isinstance(ties, str) else (None,)
+    if all(isinstance(tie, Tie) for tie in each):
+        return each
+    raise InputError(f"ties={shown(ties)} is no sequence of ties", hint="ties=()")
 
 
 def tie_faults(ties: Sequence[Tie], n_stages: int) -> list[str]:

@@ -16,6 +16,7 @@ from pipecompile.verifiers.periodic import periodic_program_faults, periodic_sch
 from pipecompile.verifiers.program import Level, program_faults
 from pipecompile.verifiers.routes import route_faults, route_sequence
 from pipecompile.verifiers.schedule import schedule_faults
+from pipecompile.verifiers.schedule_form import check_form
 from pipecompile.verifiers.schedule_picture import marked
 
 __all__ = ["ALL_MODELS", "Level", "MessageModel", "verify", "verify_program"]
@@ -54,6 +55,8 @@ def verify(
             f"{type(subject).__name__} is neither a Schedule nor a Program",
             hint='pc.build_schedule("1f1b", 4, 8), or the program of a pipeline: pipe.program',
         )
+    if isinstance(subject, Schedule | PeriodicSchedule):
+        check_form(subject)
     faults = _legal(subject, routes, models_named(models))
     few = subject
     if isinstance(subject, PeriodicSchedule | PeriodicProgram) and not faults:

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir.input_checks import amount, amounts, checked_count, known_names, whole, without_mark
+from pipecompile.ir.input_checks import (
+    amount,
+    amounts,
+    checked_count,
+    float_of,
+    json_text,
+    known_names,
+    shown,
+    whole,
+    without_mark,
+)
 
 
 def test_numbers_become_pythons() -> None:
@@ -24,7 +34,7 @@ def test_what_is_no_count_is_refused(value: object) -> None:
         whole("n", value)
 
 
-@pytest.mark.parametrize("value", [-1.0, nan, inf, True, "3", None, [1.0]])
+@pytest.mark.parametrize("value", [-1.0, nan, inf, 10**400, True, "3", None, [1.0]])
 def test_what_is_no_amount_is_refused(value: object) -> None:
     with pytest.raises(InputError, match=r"x=.* is not a finite number of at least 0"):
         amount("x", value)
@@ -64,3 +74,22 @@ def test_a_text_has_as_many_items_as_its_header_counts() -> None:
 def test_a_mark_is_removed_once() -> None:
     assert without_mark("\ufeff{}") == without_mark("{}") == "{}"
     assert without_mark(b"\xef\xbb\xbf{}") == b"{}"
+
+
+def test_numbers_beyond_all_floats_are_infinite_and_can_be_shown() -> None:
+    assert (float_of(10**400), float_of(-(10**400))) == (inf, -inf)
+    assert shown(10**5000) == "a number of thousands of digits"
+    with pytest.raises(InputError, match="n=7 is more than 5"):
+        whole("n", 7, most=5)
+
+
+def test_names_may_be_anything() -> None:
+    for name in ([], np.array(["a", "b"]), None):
+        with pytest.raises(InputError, match=r"the cost .* is not known"):
+            known_names("the cost", [name], ["a"])
+
+
+def test_json_is_a_text() -> None:
+    assert json_text("\ufeff[]") == "[]"
+    with pytest.raises(InputError, match="a NoneType is no text of JSON"):
+        json_text(None)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import pipecompile as pc
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Route, Tie, chain
 from pipecompile.ir.periodic import PeriodicSchedule
@@ -64,3 +65,13 @@ def test_what_cannot_be_lowered_so_is_refused() -> None:
         lower_periodic(schedule, checkpoint="except_last")
     with pytest.raises(InputError, match="a Program is no PeriodicProgram"):
         unroll(lower(schedule.unrolled()))  # type: ignore[arg-type]
+
+
+def test_sharded_parameters_are_simulated_and_not_lowered() -> None:
+    """The kinds UNSHARD, RESHARD and REDUCE_GRAD were a KeyError in both."""
+    schedule = pc.insert_sharding(pc.build_schedule("1f1b", 2, 16))
+    periodic = pc.find_period(schedule)
+    assert periodic is not None
+    assert pc.simulate_periodic(periodic).makespan == pc.simulate(schedule).makespan
+    with pytest.raises(InputError, match="UNSHARD, RESHARD and REDUCE_GRAD have no period"):
+        pc.lower_periodic(periodic)

@@ -1,0 +1,73 @@
+"""The form of a schedule that was made by hand: its counts, placement and rows have the types that the other checks need.
+
+Schedule(2, 4, (0, 1), (("0F0",), ()))      row 0 has '0F0', expected an Action: Schedule.from_rows([["0F0"]])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from numbers import Integral
+
+from pipecompile.errors import VerifyError
+from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir.input_checks import shown
+from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule
+
+__all__ = ["check_form", "form_faults"]
+
+
+def check_form(schedule: Schedule | PeriodicSchedule) -> None:
+    """Raise VerifyError with the faults of a schedule whose counts, placement or rows have other types."""
+    if faults := form_faults(schedule):
+        name = "periodic schedule" if isinstance(schedule, PeriodicSchedule) else f"schedule {schedule.name!r:.60}"
+        raise VerifyError(name, faults)
+
+
+def form_faults(schedule: Schedule | PeriodicSchedule) -> list[str]:
+    """Return a fault for each part with another type, and for counts without an end. Linear."""
+    is_periodic = isinstance(schedule, PeriodicSchedule)
+    counts = ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches")
+    faults = [*_count_faults(schedule, counts), *_placement_faults(schedule)]
+    for part in ("prologue", "period", "epilogue") if is_periodic else ("rows",):
+        faults += _row_faults(part, getattr(schedule, part))
+    return faults
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _count_faults(schedule: Schedule | PeriodicSchedule, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        value = getattr(schedule, name)
+        if not _is_whole(value):
+            yield f"{name} is {shown(value)}, expected a whole number"
+        elif value > MOST_REPETITIONS:
+            yield f"{name} is {shown(value)}, expected at most {MOST_REPETITIONS:,}"
+
+
+def _placement_faults(schedule: Schedule | PeriodicSchedule) -> Iterator[str]:
+    placement = schedule.placement
+    if not isinstance(placement, tuple) or not all(map(_is_whole, placement)):
+        yield f"placement is {shown(placement)}, expected a tuple with the device of each stage: (0, 1)"
+    elif _is_whole(schedule.n_stages) and len(placement) != schedule.n_stages:
+        yield f"{len(placement)} stages are placed, there are {shown(schedule.n_stages)}"
+
+
+def _row_faults(part: str, rows: object) -> Iterator[str]:
+    if not isinstance(rows, tuple) or not all(isinstance(row, tuple) for row in rows):
+        yield f'{part} is {shown(rows)}, expected a tuple of actions per device: Schedule.from_rows([["0F0"]])'
+        return
+    for device, row in enumerate(rows):
+        strange = next((action for action in row if not _is_action(action)), None)
+        if strange is not None or None in row:
+            yield f'row {device} of {part} has {shown(strange)}, expected an Action: Schedule.from_rows([["0F0"]])'
+
+
+def _is_action(action: object) -> bool:
+    return (
+        isinstance(action, Action)
+        and isinstance(action.kind, Kind)
+        and isinstance(action.stage, Integral)
+        and isinstance(action.microbatch, Integral)
+    )

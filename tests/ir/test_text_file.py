@@ -1,0 +1,39 @@
+"""What is saved is written, or an error of ours says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipecompile as pc
+from pipecompile.errors import InputError
+from pipecompile.ir.text_file import save_text
+from pipecompile.partitioners import Node, Problem
+from pipecompile.passes import lower
+
+SCHEDULE = pc.build_schedule("1f1b", 2, 8)
+SAVED: list[Any] = [
+    SCHEDULE,
+    lower(SCHEDULE),
+    pc.lower_periodic(pc.build_periodic("1f1b", 2, 32)),
+    Problem((Node("a"),)),
+]
+
+
+def test_a_text_is_written(tmp_path: Path) -> None:
+    save_text(tmp_path / "x", "µ\n")
+    assert (tmp_path / "x").read_text(encoding="utf-8") == "µ\n"
+
+
+@pytest.mark.parametrize("subject", SAVED, ids=lambda subject: type(subject).__name__)
+def test_a_folder_no_folder_and_no_path_are_refused(subject: Any, tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path, "cannot be written: Is a directory"),
+        (tmp_path / "none" / "x", "cannot be written: No such file or directory"),
+        (None, "path=None is no path"),
+        ("a\0b", "is no path"),
+    ):
+        with pytest.raises(InputError, match=message):
+            subject.save(path)
