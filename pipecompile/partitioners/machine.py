@@ -90,6 +90,13 @@ class Machine:
         """Return the stages on a device, ascending."""
         return [s for s, d in enumerate(self.device_of) if d == device]
 
+    def stages_by_device(self) -> list[list[int]]:
+        """Return the stages on each device, ascending. Linear."""
+        stages: list[list[int]] = [[] for _ in self.speed]
+        for stage, device in enumerate(self.device_of):
+            stages[device].append(stage)
+        return stages
+
     def with_stages(self, n_stages: int) -> Machine:
         """Return a machine with another number of stages, each like the first. Requires `is_uniform`."""
         return replace(

@@ -66,7 +66,7 @@ class LoadTracker:
     def __init__(self, clusters: Clusters, machine: Machine, assignment: Sequence[int]) -> None:
         self.clusters, self.machine, self.assignment = clusters, machine, list(assignment)
         n, n_devices = len(machine), len(machine.speed)
-        self.stages_on = [machine.stages_on(d) for d in range(n_devices)]
+        self.stages_on = machine.stages_by_device()
         self.time, self.forward, self.bytes, self.activation, self.inbox = ([0.0] * n for _ in range(5))
         self.sent, self.received, self.shared = ([0.0] * n_devices for _ in range(3))
         self.consumer_counts: list[dict[int, int]] = [{} for _ in clusters.flows]  # flow -> stage -> consumers there

@@ -7,7 +7,10 @@ Nine equal layers take as long in six stages as in five. With six stages, though
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import inf
+from time import monotonic
 
 from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.machine import Machine
@@ -22,28 +25,40 @@ _MAX_SPLITS = 32
 """About how many positions are tried at which one stage is divided."""
 
 
-def fill_empty_stages(clusters: Clusters, machine: Machine, assignment: Sequence[int]) -> list[int]:
-    """Return the cut with as few empty stages as possible and the same bottleneck. O(stages^2) evaluations."""
+def fill_empty_stages(
+    clusters: Clusters, machine: Machine, assignment: Sequence[int], deadline: float = inf
+) -> list[int]:
+    """Return the cut with as few empty stages as possible and the same bottleneck. It ends at the deadline, in seconds of `monotonic`.
+
+    O(stages^2) evaluations, none where no stage can be divided.
+    """
     best, limit = list(assignment), bottleneck(clusters, machine, assignment) * _SLACK
-    while (better := _with_one_filled(clusters, machine, best, limit)) is not None:
+    while (better := _with_one_filled(clusters, machine, best, limit, deadline)) is not None:
         best = better
     return best
 
 
-def _with_one_filled(clusters: Clusters, machine: Machine, assignment: list[int], limit: float) -> list[int] | None:
+def _with_one_filled(
+    clusters: Clusters, machine: Machine, assignment: list[int], limit: float, deadline: float
+) -> list[int] | None:
     """Return the assignment with one empty stage fewer, or None if every such assignment exceeds the limit."""
-    occupied = set(assignment)
-    for empty in (s for s in range(len(machine)) if s not in occupied):
-        for candidate in _divided(assignment, empty, len(machine)):
+    sizes = Counter(assignment)
+    divisible = [stage for stage, size in sizes.items() if size > 1]
+    if not divisible:
+        return None
+    for empty in (s for s in range(len(machine)) if s not in sizes):
+        for candidate in _divided(assignment, empty, divisible):
+            if monotonic() > deadline:
+                return None
             pinned = all(candidate[cluster] in pins for cluster, pins in clusters.pins.items())
             if pinned and bottleneck(clusters, machine, candidate) <= limit:
                 return candidate
     return None
 
 
-def _divided(assignment: list[int], empty: int, n_stages: int) -> Iterator[list[int]]:
+def _divided(assignment: list[int], empty: int, divisible: Sequence[int]) -> Iterator[list[int]]:
     """Yield the cuts in which a stage is divided, nearest first; stages between it and the empty one shift by one."""
-    for divided in sorted(range(n_stages), key=lambda s: abs(s - empty)):
+    for divided in sorted(divisible, key=lambda s: (abs(s - empty), s)):
         members = [cluster for cluster, s in enumerate(assignment) if s == divided]
         step = 1 if divided < empty else -1
         between = range(divided, empty, step)

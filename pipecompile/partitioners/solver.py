@@ -37,6 +37,9 @@ MOST_STAGES = 10_000
 FILL_SHARE = 0.6
 """Share of the seconds left that stay for the integer programs when stages are filled by dynamic programs."""
 
+FILL_SECONDS = 1.0
+"""Seconds for the filling of empty stages when the time limit has ended."""
+
 PATH_SECONDS = 1.0
 """Most seconds for moves that let stages run beside each other, at the same bottleneck."""
 
@@ -157,7 +160,8 @@ def _raise_bound_by_anchors(state: SolverState, deadline: float) -> None:
 def _result(state: SolverState) -> Partition:
     assignment, state.tolerance = list(state.assignment or []), GAP
     if len(set(assignment)) < len(state.machine):
-        assignment = fill_empty_stages(state.clusters, state.machine, assignment)
+        end = max(state.deadline, monotonic() + FILL_SECONDS)
+        assignment = fill_empty_stages(state.clusters, state.machine, assignment, end)
     if len(state.machine) > 2:  # fewer stages are a chain
         end = monotonic() + max(LEAST_PATH_SECONDS, min(PATH_SECONDS, state.seconds_left))
         assignment = shorten_paths(state.clusters, state.machine, assignment, state.ranges, end)

@@ -118,13 +118,7 @@ def lowering(
     def reaches(level: Level) -> Callable[[Program], None]:
         return partial(verify_program, level=level)
 
-    def compute(schedule: Schedule) -> Program:
-        if not any(len(route.consumers) > 1 and route.gradient for route in routes):
-            return lower_actions(schedule, routes, ties)
-        from pipecompile.passes.gradient_sums import with_sums
-
-        return lower_actions(schedule, with_sums(schedule, routes, sums), ties)
-
+    compute = partial(_computed, routes=routes, ties=ties, sums=sums)
     ordered = partial(order_meetings, ahead=ahead)
     recompute = Pass("recompute", partial(insert_recompute, checkpoint=checkpoint), partial(verify, routes=routes))
     lingering = Pass("lingering", let_linger, reaches(Level.LIVENESS), partial(_reasons, "lingering", 0))
@@ -140,3 +134,12 @@ def lowering(
             Pass("slots", assign_slots, reaches(Level.SLOTS)),
         )
     )
+
+
+def _computed(schedule: Schedule, *, routes: tuple[Route, ...], ties: tuple[Tie, ...], sums: Sums) -> Program:
+    """Return the computations of a program, over routes whose gradients are added up as `sums` says."""
+    if not any(len(route.consumers) > 1 and route.gradient for route in routes):
+        return lower_actions(schedule, routes, ties)
+    from pipecompile.passes.gradient_sums import with_sums
+
+    return lower_actions(schedule, with_sums(schedule, routes, sums), ties)

@@ -102,10 +102,7 @@ def forecast(
 
     Raise what `simulate` raises, and InputError for `rendezvous` of a schedule, which has no sends.
     """
-    if not isinstance(rendezvous, bool):
-        raise InputError(f"rendezvous={rendezvous!r:.60} is not a bool", hint="rendezvous=True")
-    if rendezvous and isinstance(subject, Schedule):
-        raise InputError("rendezvous needs a program", why="a schedule has no sends", hint="lower(schedule)")
+    _check_rendezvous(rendezvous, subject)
     tasks, checked = build_tasks(subject, routes, rendezvous=rendezvous, **costs)
     if nics is not None:
         tasks.engines = _shared(tasks, _checked_cards(nics, subject.n_devices))
@@ -130,6 +127,13 @@ def forecast(
         )
         results.append(max([drawn.makespan, *(span.end for span in rest)]))
     return StepForecast(replace(timeline, spans=(*timeline.spans, *spans)), tuple(results))
+
+
+def _check_rendezvous(rendezvous: object, subject: object) -> None:
+    if not isinstance(rendezvous, bool):
+        raise InputError(f"rendezvous={rendezvous!r:.60} is not a bool", hint="rendezvous=True")
+    if rendezvous and isinstance(subject, Schedule):
+        raise InputError("rendezvous needs a program", why="a schedule has no sends", hint="lower(schedule)")
 
 
 def _checked_contention(contention: float, tasks: TaskGraph, costs: Costs) -> float:

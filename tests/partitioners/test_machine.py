@@ -38,6 +38,7 @@ def test_a_list_of_another_length_than_n_stages_is_refused() -> None:
 def test_a_placement_puts_several_stages_on_a_device() -> None:
     machine = Machine.of(replace(PROBLEM, placement=(0, 1, 0), memory_limit=(5.0, 6.0)), 3)
     assert machine.stages_on(0) == [0, 2]
+    assert machine.stages_by_device() == [machine.stages_on(device) for device in range(len(machine.speed))]
     assert machine.memory_limit == (5.0, 6.0)
     assert not machine.is_one_to_one
     assert machine.min_link_factor == 0.0  # stages 0 and 2 exchange tensors for free

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from pipecompile.errors import InputError, VerifyError
 from pipecompile.partitioners import partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.machine import Machine
@@ -40,3 +42,34 @@ def test_pinned_clusters_stay() -> None:
     problem = replace(chain([1.0] * 4), pins={"n3": 2})
     clusters, machine = coarsen(problem), Machine.of(problem, 4)
     assert fill_empty_stages(clusters, machine, [0, 0, 2, 2])[3] == 2
+
+
+def test_nothing_is_tried_where_no_stage_can_be_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the other 998 stages was tried beside each stage, with an evaluation of all stages each."""
+    count = 0
+
+    def counted(*arguments: Any) -> float:
+        nonlocal count
+        count += 1
+        return bottleneck(*arguments)
+
+    problem = Problem((Node("a", 1.0), Node("b", 2.0)))
+    monkeypatch.setattr("pipecompile.partitioners.rebalance.bottleneck", counted)
+    clusters, machine = coarsen(problem), Machine.of(problem, 1000)
+    assert sorted(fill_empty_stages(clusters, machine, [7, 7])) == [6, 7]
+    assert count <= 3
+
+
+def test_the_filling_ends_at_its_deadline() -> None:
+    problem = chain([1.0] * 9)
+    clusters, machine = coarsen(problem), Machine.of(problem, 6)
+    assert fill_empty_stages(clusters, machine, [0] * 9, deadline=0.0) == [0] * 9
+
+
+def test_more_stages_than_a_pipeline_can_have_are_refused() -> None:
+    problem = Problem((Node("a", 1.0), Node("b", 2.0)))
+    assert partition(problem, 2000, time_limit=1).bottleneck == 2.0
+    with pytest.raises(InputError, match="n_stages is 1000000, expected at most 10,000"):
+        partition(problem, 10**6)
+    with pytest.raises(VerifyError, match="placement names device 1000000000, expected less than 100,000"):
+        partition(replace(problem, placement=(0, 10**9)), 2)

@@ -38,7 +38,7 @@ class TrafficRows:
         self._apart: dict[tuple[int, int, int], LinearExpr] = {}
         self._receives: dict[tuple[int, int], LinearExpr] = {}
         self._device_memberships: dict[tuple[int, int], LinearExpr] = {}
-        self._stages_on = [machine.stages_on(d) for d in range(len(machine.speed))]
+        self._stages_on = machine.stages_by_device()
         for number, flow in enumerate(clusters.flows):
             if flow.time:
                 self._add_flow(number, flow, flow.time / scale)
