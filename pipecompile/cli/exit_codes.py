@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TextIO
 
 import msgspec
@@ -42,17 +43,31 @@ def conclude(as_json: bool, work: Callable[[], CommandReport]) -> None:
         typer.echo(f"{type(error).__name__}: {message}", err=True)
         if as_json:
             code = {"code": error.code} if isinstance(error, TraceError) else {}
-            _print_json({"error": type(error).__name__, "message": message, **code})
+            with _stdout_in_one_line():
+                _print_json({"error": type(error).__name__, "message": message, **code})
         raise typer.Exit(exit_code(error)) from None
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        _print_json(report.data)
-    else:
-        _print_text(report)
+    with _stdout_in_one_line():
+        _print_json(report.data) if as_json else _print_text(report)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
+
+
+@contextmanager
+def _stdout_in_one_line() -> Iterator[None]:
+    """Raise typer.Exit(1) with one line for a report that cannot be written: a full disk. A reader that has gone is typer's."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        with suppress(OSError):  # nor can what is left be written at the end of the process
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        typer.echo(f"OSError: the report cannot be written: {error.strerror or error}", err=True)
+        raise typer.Exit(1) from None
 
 
 @contextmanager

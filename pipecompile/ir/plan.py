@@ -163,6 +163,7 @@ class Plan:
             ) from None
         if plan.format != FORMAT:
             raise PlanError(f"the plan has format {plan.format!r}, this version reads {FORMAT!r}", where=where)
+        _check_lists(plan, where)
         return plan
 
     def _repr_html_(self) -> str | None:
@@ -182,3 +183,15 @@ class Plan:
             hint = f"compile without plan=, then pipe.plan.save({str(path)!r})"
             raise PlanError("the plan cannot be read", where=str(path), why=str(error), hint=hint) from None
         return cls.from_json(text, where=str(path))
+
+
+def _check_lists(plan: Plan, where: str) -> None:
+    """Raise PlanError for a list per stage with another number of entries, and for stages or devices that there are not."""
+    lengths = [("placement", len(plan.placement)), ("stages", len(plan.stages)), ("recompute", len(plan.recompute))]
+    why = [f"{name} has {n} entries" for name, n in lengths if n != plan.n_stages and (n or name != "recompute")]
+    why += [f"entry {s} of stages is stage {row.stage}" for s, row in enumerate(plan.stages) if row.stage != s]
+    why += [f"stage {s} is on device {d}" for s, d in enumerate(plan.placement) if not 0 <= d < len(plan.devices)]
+    if why:
+        counts = f"n_stages is {plan.n_stages}, with {len(plan.devices)} devices"
+        hint = "write one with pipe.plan.save(path)"
+        raise PlanError(f"the plan is damaged: {counts}", where=where, why="; ".join(why[:5]), hint=hint)

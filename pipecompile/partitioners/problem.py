@@ -147,6 +147,7 @@ class Problem:
         try:
             problem = msgspec.json.decode(text, type=cls)
             keys = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            entries = msgspec.json.decode(text, type=_Entries)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise PartitionError(
                 "the text is not a partition problem", where=where, why=str(error), hint=_HINT
@@ -157,6 +158,7 @@ class Problem:
             )
         if unknown := sorted(set(keys) - {*cls.__dataclass_fields__, "optima"}):
             raise PartitionError(f"the problem has unknown keys: {', '.join(unknown)}", where=where, hint=_HINT)
+        entries.check(where)
         return problem
 
     def save(self, path: str | Path) -> None:
@@ -172,3 +174,21 @@ class Problem:
         except OSError as error:
             raise PartitionError("the problem cannot be read", where=str(path), why=str(error)) from None
         return cls.from_json(text, where=str(path))
+
+
+class _Entries(msgspec.Struct):
+    """The keys of the objects in a problem's lists."""
+
+    nodes: list[dict[str, msgspec.Raw]] = []
+    tensors: list[dict[str, msgspec.Raw]] = []
+    shared: list[dict[str, msgspec.Raw]] = []
+
+    def check(self, where: str) -> None:
+        """Raise PartitionError for the first object with a key that it does not have."""
+        known = {"node": {*Node.__dataclass_fields__}, "tensor": {*Tensor.__struct_encode_fields__},
+                 "shared": {*Shared.__dataclass_fields__}}  # fmt: skip
+        for (name, keys), entries in zip(known.items(), (self.nodes, self.tensors, self.shared), strict=True):
+            for number, entry in enumerate(entries):
+                if unknown := sorted(entry.keys() - keys):
+                    what = f"{name} {number} of the problem has unknown keys: {', '.join(unknown)}"
+                    raise PartitionError(what, where=where, hint=f"its keys are {', '.join(sorted(keys))}")

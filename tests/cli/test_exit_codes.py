@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -99,3 +101,27 @@ def test_a_warning_names_options_and_no_line_of_ours(capsys):
         conclude(False, work)
     assert warnings.showwarning is before
     assert capsys.readouterr().err == "PartitionWarning: more than --time-limit 40 may close this\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("options", [[], ["--json"], ["--stages", "none", "--json"]])
+def test_a_full_disk_behind_stdout_ends_in_one_line(options):
+    """It ended in a traceback. Also what is left in the buffer is not written again at the end of the process."""
+    command = [
+        sys.executable,
+        "-m",
+        "pipecompile",
+        "schedule",
+        "1f1b",
+        "--stages",
+        "4",
+        "--microbatches",
+        "4",
+        *options,
+    ]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    if "none" not in options:
+        assert ended.stderr == "OSError: the report cannot be written: No space left on device\n"
+        assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,3 +125,21 @@ def test_nothing_moves_before_the_plan_is_known_to_fit(tmp_path: Path) -> None:
 def test_repr_is_one_short_line() -> None:
     plan = pc.Plan("0", 1, ("cpu",), (0,), {"a": 0}, (), (), 3.0, 1.5, "feasible", "dp", "analytic")
     assert repr(plan) == "Plan(n_stages=1, devices=('cpu',), bottleneck=3 s, gap=50.0%, feasible)"
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "message"),
+    [
+        ("stages", lambda stages: stages[:-1], "stages has 2 entries"),
+        ("stages", lambda stages: stages[::-1], "entry 0 of stages is stage 2"),
+        ("placement", lambda placement: placement[:-1], "placement has 2 entries"),
+        ("placement", lambda placement: [9, *placement[1:]], "stage 0 is on device 9"),
+        ("recompute", lambda _: [True], "recompute has 1 entries"),
+    ],
+)
+def test_a_damaged_plan_is_refused_when_it_is_read(key: str, change: Callable[[Any], Any], message: str) -> None:
+    """Its table in a notebook was an IndexError."""
+    data = json.loads(compiled(UNet()).plan.to_json())
+    data[key] = change(data[key])
+    with pytest.raises(pc.PlanError, match=f"the plan is damaged: n_stages is 3.*\n.*{message}"):
+        pc.Plan.from_json(json.dumps(data))
