@@ -79,5 +79,5 @@ def test_times_of_the_host_stay_as_they_are() -> None:
 def test_dispatch_on_gpus_needs_no_times() -> None:
     dispatcher = Dispatcher("auto", GPUS)
     moment = GpuMoment(None, None, 0.0)
-    dispatcher.settle([(0, "0F0", moment, moment)])
+    dispatcher.settle([(0, "0F0", moment, moment)], is_ordered=False)
     assert dispatcher.choice == "inline"
