@@ -145,8 +145,8 @@ def test_other_runs_are_not_those_of_the_program(model: Skips, lowered: pc.Pipel
     program = lower(pc.build_schedule("zb-h1", 4, COUNT), lowered.program.routes)
     pipe = piped(model, schedule=program, plan=lowered.plan)
     with torch.no_grad():
-        assert torch.allclose(pipe.step(X), square_loss(model(X)))
-        assert torch.allclose(pipe(X), model(X))
+        assert torch.allclose(pipe.step(X), square_loss(model(X)), atol=1e-6)
+        assert torch.allclose(pipe(X), model(X), atol=1e-6)  # rows of a larger product may be rounded otherwise
     assert pipe.program == program
 
 
