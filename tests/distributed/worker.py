@@ -46,6 +46,7 @@ STALLED = 100.0
 
 def main() -> None:
     rank, world, port, file = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    faulthandler.enable()  # an abort inside gloo shows where each thread was
     torch.set_num_threads(1)
     measure_once(pytest.MonkeyPatch())
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))

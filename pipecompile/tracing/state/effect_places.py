@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["EffectPlace", "put_value", "restored_places", "value_at"]
 
 MISSING: Any = object()
-"""What a container has at a key that it does not have."""
+"""Stands for the value at a key that a container does not have."""
 
 
 def value_at(container: Any, key: Any) -> Any:
