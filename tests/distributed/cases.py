@@ -6,6 +6,7 @@ There are four ranks. Ranks 0 and 1 are one pair, ranks 2 and 3 another; the pai
 from __future__ import annotations
 
 import copy
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
 from pipecompile.distributed.clock_sync import read_clocks
@@ -50,11 +51,20 @@ COUNT = 5
 TRAINING = compared_names()
 
 
+def mesh_of(shape: Sequence[int], *names: str) -> DeviceMesh:
+    """Return the mesh of this case. The next case gets another one: ranks leave a step that fails at different collectives of its groups."""
+    key = str((shape, names))
+    if key not in MESHES:
+        MESHES[key] = DeviceMesh("cpu", torch.arange(math.prod(shape)).view(*shape), mesh_dim_names=names)
+    return MESHES[key]
+
+
 def pair_mesh() -> DeviceMesh:
-    return _MESHES.setdefault("pairs", DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "pp")))
+    return mesh_of((2, 2), "dp", "pp")
 
 
-_MESHES: dict[str, DeviceMesh] = {}
+MESHES: dict[str, DeviceMesh] = {}
+"""The meshes of this case."""
 
 
 def merged(own: dict[str, torch.Tensor | None], group: dist.ProcessGroup | None = None) -> dict[str, Any] | None:
@@ -129,7 +139,7 @@ def by_pairs(make: Callable[[], Example], other: Callable[[], Example], *schedul
 
 
 def by_all(make: Callable[[], Example], *schedules: str, **options: Any) -> Any:
-    mesh = _MESHES.setdefault("all", init_device_mesh("cpu", (4,), mesh_dim_names=("pp",)))
+    mesh = mesh_of((4,), "pp")
     return compare(make, mesh, schedules, **options)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +21,7 @@ import pipecompile as pc
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.ir import Kind
 from tests.distributed.case_models import LANGUAGE, distance, mean_square
-from tests.distributed.cases import pair_mesh
+from tests.distributed.cases import mesh_of, pair_mesh
 
 STEPS, SAMPLES = 3, 13
 PARTS = {1: (0, 13), 2: (0, 8, 13), 4: (0, 4, 7, 10, 13)}
@@ -44,16 +44,6 @@ class Block(nn.Module):
 
 def blocks() -> nn.Module:
     return nn.Sequential(*[Block() for _ in range(4)], nn.Linear(6, 3)).double()
-
-
-def mesh_of(shape: Sequence[int], *names: str) -> DeviceMesh:
-    key = str((shape, names))
-    if key not in _MESHES:
-        _MESHES[key] = DeviceMesh("cpu", torch.arange(math.prod(shape)).view(*shape), mesh_dim_names=names)
-    return _MESHES[key]
-
-
-_MESHES: dict[str, DeviceMesh] = {}
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -61,6 +61,7 @@ def main() -> None:
             faulthandler.dump_traceback_later(STALLED)
             out.write(json.dumps([name, result_of(case)]) + "\n")
             faulthandler.cancel_dump_traceback_later()
+            cases.MESHES.clear()
             seconds, cpu_seconds = perf_counter() - start, process_time() - start_cpu
             print(f"{name}: {seconds:.1f} s, {cpu_seconds:.1f} s of CPU", flush=True)
             out.flush()
