@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.ambient_modes import autocast_kinds
@@ -43,12 +44,13 @@ class CollectiveCall:
     n_inputs: int = 0
 
     @classmethod
-    def of(cls, function: str, model: nn.Module, inputs: Any = (), target: Any = None) -> CollectiveCall:
+    def of(
+        cls, function: str, model: nn.Module, inputs: Any = (), target: Any = None, scaler: GradScaler | None = None
+    ) -> CollectiveCall:
         """Return a call with nested structures of inputs and of the target."""
         leaves = pytree.tree_leaves(inputs)
-        return cls(
-            function, _modes(model), (*leaves, *(() if target is None else pytree.tree_leaves(target))), len(leaves)
-        )
+        targets = () if target is None else pytree.tree_leaves(target)
+        return cls(function, ", ".join([*_modes(model), *_scaling(scaler, model)]), (*leaves, *targets), len(leaves))
 
     @property
     def key(self) -> int:
@@ -82,10 +84,18 @@ def hash_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def _modes(model: nn.Module) -> str:
+def _modes(model: nn.Module) -> list[str]:
     autocast = [f"autocast {dtype} on {kind}" for kind, dtype, _ in autocast_kinds() if dtype]
     plain = [] if torch.is_grad_enabled() else ["without gradients"]
-    return ", ".join(["training" if model.training else "in eval mode", *plain, *autocast])
+    return ["training" if model.training else "in eval mode", *plain, *autocast]
+
+
+def _scaling(scaler: GradScaler | None, model: nn.Module) -> list[str]:
+    """Return a phrase for an enabled GradScaler, with its scale if no GPU must be asked for it."""
+    if scaler is None or not scaler.is_enabled():
+        return []
+    is_known = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    return [f"with a GradScaler of scale {scaler.get_scale():g}" if is_known else "with a GradScaler"]
 
 
 def _layout(leaf: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import sleep
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import FailureReport, RankLost
+from pipecompile.distributed.handler_errors import is_from_handler
 from pipecompile.torch_private.process_groups import device_types
 
 __all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective"]
@@ -22,6 +24,11 @@ COLLECTIVE_PART = "its part of a collective"
 
 _POLL_WORK = 0.0002
 """Seconds between two looks at a collective that is under way."""
+
+
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Of torch 2.14, whose older names warn; torch 2.11 has the older names alone."""
 
 
 class CollectiveGroup:
@@ -47,7 +54,7 @@ class CollectiveGroup:
         """Return the tensors `(width,)` of all ranks as the rows of a tensor `(ranks, width)`, on the device of the tensor."""
         sent = self._sendable(row)
         rows = sent.new_empty(self.size, row.numel())
-        self.wait(dist.all_gather_into_tensor(rows.view(-1), sent, self.group, async_op=True))
+        self.wait(_all_gather(rows.view(-1), sent, self.group, async_op=True))
         return rows.to(row.device)
 
     def start_all_gather(self, row: torch.Tensor, into: torch.Tensor | None = None) -> PendingCollective:
@@ -55,7 +62,7 @@ class CollectiveGroup:
         `row` must not change until then.
         """
         rows = row.new_empty(self.size, row.numel()) if into is None else into.view(self.size, row.numel())
-        work = dist.all_gather_into_tensor(rows.view(-1), row, self.group, async_op=True)
+        work = _all_gather(rows.view(-1), row, self.group, async_op=True)
         return PendingCollective(self, work, rows)
 
     def all_gather_text(self, text: str) -> list[str]:
@@ -78,7 +85,7 @@ class CollectiveGroup:
         ):  # gloo's reduce-scatter is an all-reduce as well, and its work has no `is_completed`
             return PendingCollective(self, self.start_sum(rows).work, rows[self.index])
         own = rows.new_empty(rows.shape[1])
-        work = dist.reduce_scatter_tensor(own, rows.view(-1), group=self.group, async_op=True)
+        work = _reduce_scatter(own, rows.view(-1), group=self.group, async_op=True)
         return PendingCollective(self, work, own)
 
     def _start_all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> PendingCollective:
@@ -96,6 +103,8 @@ class CollectiveGroup:
                     self._check(checked - start)
             work.wait()
         except RuntimeError as error:
+            if is_from_handler(error):
+                raise
             raise self._lost(f"the connection to it is gone: {str(error).partition(chr(10))[0]}") from None
         if checked != start:
             self.communicator.board.clear_wait()
@@ -113,9 +122,20 @@ class CollectiveGroup:
         others = [rank for rank in dist.get_process_group_ranks(self.group) if rank != self.communicator.rank]
         return [rank for rank in others if self.communicator.board.wait_of(rank) is None] or others
 
+    def _ended(self) -> RankLost | None:
+        """Return the report of a rank of the group whose script or process has ended; None if there is none, as far as is known."""
+        for rank in dist.get_process_group_ranks(self.group):
+            cause = self.communicator.board.cause(rank, "") if rank != self.communicator.rank else ""
+            if cause:
+                report = FailureReport(rank, cause, action=f"before {COLLECTIVE_PART} arrived", awaited=COLLECTIVE_PART)
+                return RankLost(report, is_posted=False)
+        return None
+
     def _lost(self, what: str) -> RankLost:
         """Return the report of the late rank. The ranks of its pipeline may report it first: they know which value it owes."""
         await_report(self.communicator.check, PATIENCE, POLL)
+        if (ended := self._ended()) is not None:
+            return ended
         late = self._late_ranks()
         rank, name = self.communicator.board.root_of_wait(late[0], COLLECTIVE_PART)
         others = f" (or to another of ranks {', '.join(map(str, late))})" if len(late) > 1 else ""

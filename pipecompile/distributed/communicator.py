@@ -27,6 +27,7 @@ import torch.distributed as dist
 from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import POLL, PendingWait, watch
 from pipecompile.distributed.failure_report import Disagreement, FailureReport, RankLost
+from pipecompile.distributed.handler_errors import is_from_handler
 from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
 from pipecompile.distributed.message_groups import drop_message_group, message_backend
 from pipecompile.distributed.process_end import report_uncaught, require_process
@@ -153,6 +154,8 @@ class Communicator:
 
     def connection_lost(self, peer: int, name: str, error: Exception) -> RankLost:
         """Return the reason why value `name` does not come, or, with an empty name, why a value cannot be sent."""
+        if is_from_handler(error):
+            raise error
         if self._verdict is not None:
             return self._verdict
         if not name:

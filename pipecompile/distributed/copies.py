@@ -14,6 +14,7 @@ import torch
 
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.copy_calls import rows_of_copies
 from pipecompile.distributed.failure_report import Disagreement
 from pipecompile.distributed.step_agreement import shared_from
 from pipecompile.driver.evaluation import RunningTotal
@@ -34,6 +35,7 @@ def summed(values: Any, group: CollectiveGroup) -> Any:
             raise InputError(
                 f"a {type(leaf).__name__} cannot be summed over copies of the pipeline", hint="numbers and tensors"
             )
+    rows_of_copies(group, "pipe.sum_over_copies")
     shapes = str([tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else () for leaf in leaves])
     _check_alike(f"{spec} {shapes}", group)
     with torch.inference_mode(False), torch.no_grad():
@@ -66,6 +68,7 @@ def sum_of_totals(
     """Return the running total of all copies, as the ranks of pipeline device `last` have it. A copy without a batch has no metrics."""
     names: Sequence[str] = [*total.metrics]
     if group is not None:
+        rows_of_copies(group, "pipe.evaluate")
         texts = group.all_gather_text(msgspec.json.encode(names).decode())
         names = [*dict.fromkeys(name for text in texts for name in msgspec.json.decode(text, type=list[str]))]
     own = [float(total.samples), float(total.loss), *(float(total.metrics.get(name, 0.0)) for name in names)]
@@ -73,6 +76,7 @@ def sum_of_totals(
         mine = torch.tensor(own, dtype=torch.float64, device="cpu")
         mine = mine if group is None else group.all_gather(mine).sum(0)
         samples, loss, *sums = shared_from(communicator, last, "sums of an evaluation", mine).tolist()
+    communicator.flush()  # a script may end after this
     result = RunningTotal(is_mean=total.is_mean)
     result.samples, result.loss, result.metrics = int(samples), loss, dict(zip(names, sums, strict=True))
     return result

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
+from pipecompile.distributed.copy_calls import rows_of_copies
 from pipecompile.distributed.failure_report import Disagreement
 from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place
 from pipecompile.errors import RunError
@@ -58,7 +59,7 @@ class GradientReduction:
         `program` is None on a replica without samples.
         """
         own = [self.samples or 0.0, self.floor, _digest(program or ""), _digest(self.unit), float(program is not None)]
-        rows = self.group.all_gather(torch.tensor(own, dtype=torch.float64)).tolist()
+        rows = rows_of_copies(self.group, "pipe.step", own)
         running = [row for row in rows if row[_RUNS]]
         _check_parts(running, self.unit)
         self.is_alike = len(running) == len(rows) and len({row[_PROGRAM] for row in running}) == 1

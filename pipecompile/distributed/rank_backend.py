@@ -21,6 +21,7 @@ from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
 from pipecompile.distributed.direct_values import DirectValues
+from pipecompile.distributed.graph_identity import graph_identity
 from pipecompile.distributed.lockstep import Lockstep
 from pipecompile.distributed.old_values import OldValues
 from pipecompile.distributed.rank_executable import RankExecutable
@@ -30,7 +31,6 @@ from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
 from pipecompile.distributed.value_transport import GlooValues, ValueTransport
 from pipecompile.driver.loss_shares import COUNTED
 from pipecompile.graph.cross_sample import check_sync_batchnorm
-from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
@@ -110,8 +110,7 @@ class RankBackend:
         return int(common.max()) + 1 if common.numel() else 0
 
     def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
-        lines = node_lines(graph)
-        text = f"{len(lines)} nodes (fingerprint {fingerprint(lines)}) in {n_stages} stages"
+        text = f"{graph_identity(graph, with_numbers=not self.has_copies)} in {n_stages} stages"
         if not self.has_copies:  # they may have parts of the batch of other sizes
             text += f", {' or '.join(map(str, counts))} micro-batches"
         self.communicator.agree("graph of the model", text, in_copy=self._is_planned)

@@ -70,6 +70,7 @@ class RankModule(Pipeline):
         function: str,
         inputs: Any = None,
         target: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
         *,
         is_looked_up: bool = False,
         in_copy: bool = False,
@@ -82,7 +83,7 @@ class RankModule(Pipeline):
         with self._communicator.guarded():
             self._communicator.connect()
             is_compared = inputs is not None and self._ranks.size > 1
-            seen = (self.model, inputs, target)
+            seen = (self.model, inputs, target, scaler)
             call = CollectiveCall.of(function, *seen) if is_compared else CollectiveCall(function)
             with self._lockstep.of(call, is_looked_up=is_looked_up):
                 yield

@@ -103,7 +103,7 @@ class RankPipeline(RankModule):
         batch = (args, kwargs) if microbatches is None else microbatches
         is_empty = self.replicas.group is not None and self._is_empty(args, kwargs, microbatches)
         is_looked_up = bool(self._cache) and not is_empty
-        together = self._together("pipe.step", batch, target, is_looked_up=is_looked_up)
+        together = self._together("pipe.step", batch, target, scaler, is_looked_up=is_looked_up)
         with together, self._with_parameters(args, kwargs, is_mini_batch=is_looked_up and microbatches is None):
             samples: int | None = 1  # a list of micro-batches says later what its loss counts
             if self._options.loss_reduction == "sum":

@@ -76,6 +76,36 @@ def autocast(rank: int) -> Any:
         return pipe.step(x[0], target=y[0]).item()
 
 
+def scaled(rank: int) -> Any:
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=rank == 1)
+    return pipe.step(x[0], target=y[0], scaler=scaler).item()
+
+
+def another_layer(rank: int) -> Any:
+    """Compile a model with another activation on rank 1."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh() if rank else nn.ReLU(), nn.Linear(4, 4))
+    pipe, (x, y) = pc.compile(model, 2, n_microbatches=2, loss_fn=square, cost="analytic"), batches(1)
+    return pipe.step(x[0], target=y[0]).item()
+
+
+def alarmed(rank: int) -> Any:
+    """Let a signal handler of rank 1 raise while it waits for rank 0, which sleeps."""
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0], target=y[0])
+    if rank == 0:
+        time.sleep(3)
+    else:
+        signal.signal(signal.SIGALRM, _raise)
+        signal.alarm(1)
+    return pipe.step(x[0], target=y[0]).item()
+
+
+def _raise(*_: Any) -> None:
+    raise RuntimeError("the job is about to be preempted")
+
+
 def without_gradients(rank: int) -> Any:
     pipe, (x, y) = compiled(), batches(1)
     pipe.step(x[0], target=y[0])
@@ -194,6 +224,9 @@ MISTAKES: dict[str, Callable[[int], Any]] = {
     "eval": lambda rank: alone(rank, lambda pipe: pipe.eval()),
     "autocast": autocast,
     "no_grad": without_gradients,
+    "scaler": scaled,
+    "another layer": another_layer,
+    "alarm": alarmed,
     "call": lambda rank: alone(rank, called),
     "gathered": lambda rank: alone(rank, lambda pipe: pipe.gathered()),
     "clip_grad_norm_": lambda rank: alone(rank, lambda pipe: pipe.clip_grad_norm_(1.0)),
@@ -236,7 +269,7 @@ def _rank(name: str, rank: int, world: int, line: Connection, folder: Path) -> N
         said = f"result: {MISTAKES[name](rank)}"
     except pc.PipecompileError as error:
         said = f"{type(error).__name__}: {error}"
-    except (ValueError, KeyboardInterrupt) as error:
+    except (ValueError, RuntimeError, KeyboardInterrupt) as error:
         sys.excepthook(type(error), error, error.__traceback__)  # a child of multiprocessing does not
         said = str(error) or type(error).__name__
     (folder / f"{name}.{rank}").write_text(f"{said}\n{time.monotonic() - start:.1f}")

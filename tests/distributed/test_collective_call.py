@@ -74,3 +74,14 @@ def test_contents_of_any_dtype_are_read_or_left_out(dtype: torch.dtype) -> None:
 
 def test_tensors_that_cannot_be_read_say_nothing() -> None:
     assert not any(contents(X.to_sparse(), nn.Buffer(torch.ones(1)), torch.ones(1)))
+
+
+def test_a_scaler_is_part_of_the_call() -> None:
+    scaled, other, off = (
+        torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled)
+        for scale, enabled in ((8.0, True), (16.0, True), (8.0, False))
+    )
+    calls = [CollectiveCall.of("pipe.step", MODEL, (X,), Y, scaler) for scaler in (scaled, other, off, None)]
+    assert str(calls[0]).endswith(", training, with a GradScaler of scale 8")
+    assert len({call.key for call in calls}) == 3
+    assert calls[2].key == calls[3].key, "one that is off does nothing"

@@ -13,6 +13,7 @@ from torch.distributed import HashStore
 from pipecompile.distributed import collectives
 from pipecompile.distributed.collectives import COLLECTIVE_PART, CollectiveGroup, GradientBucket, PendingCollective
 from pipecompile.distributed.failure_report import FailureReport, RankLost
+from pipecompile.distributed.protocol import ENDED
 from pipecompile.distributed.status_board import StatusBoard
 
 RANKS = (4, 5, 7)
@@ -121,11 +122,29 @@ def test_a_silent_rank_is_lost_after_the_timeout(waiting: tuple[CollectiveGroup,
     assert wait.rank == 7
 
 
-def test_a_report_names_all_ranks_that_may_be_late(waiting: tuple[CollectiveGroup, list[StatusBoard]]) -> None:
+def test_a_report_names_all_ranks_that_may_be_late(
+    waiting: tuple[CollectiveGroup, list[StatusBoard]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "is_from_handler", lambda _: False)
     report = lost(waiting[0], Never("Connection reset\nat line 3")).report
     assert (report.rank, report.what) == (
         5, "the connection to it is gone: Connection reset (or to another of ranks 5, 7)"
     )  # fmt: skip
+
+
+def test_a_rank_that_has_ended_is_named_and_how_before_those_that_may_be_late(
+    waiting: tuple[CollectiveGroup, list[StatusBoard]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "is_from_handler", lambda _: False)
+    group, boards = waiting
+    boards[2].store.set(ENDED.at(7), "its script has ended")
+    report = lost(group, Never("Connection reset")).report
+    assert (report.rank, report.what) == (7, "its script has ended")
+
+
+def test_an_exception_of_a_signal_handler_passes(waiting: tuple[CollectiveGroup, list[StatusBoard]]) -> None:
+    with pytest.raises(RuntimeError, match="of a handler"):  # raised by Python of this test, as a handler does
+        waiting[0].wait(cast(Any, Never("of a handler")))
 
 
 def test_a_wait_ends_when_a_rank_reports_a_failure(waiting: tuple[CollectiveGroup, list[StatusBoard]]) -> None:

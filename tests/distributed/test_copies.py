@@ -96,7 +96,8 @@ class Other(CollectiveGroup):
         self.size, self.values, self.text = 2, values, text
 
     def all_gather(self, row: torch.Tensor) -> torch.Tensor:
-        return torch.stack([row, torch.tensor(self.values, dtype=row.dtype)])
+        others = self.values if len(self.values) == len(row) else row.tolist()  # the row of the call: the same call
+        return torch.stack([row, torch.tensor(others, dtype=row.dtype)])
 
     def all_gather_text(self, text: str) -> list[str]:
         return [text, text if self.text is None else self.text]

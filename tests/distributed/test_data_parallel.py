@@ -23,7 +23,7 @@ class Twins(CollectiveGroup):
 
     def __init__(self) -> None:
         self.size, self.index, self.started = 2, 0, list[int]()
-        self.apart = torch.zeros(5)
+        self.apart = torch.zeros(6)
 
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -127,10 +127,10 @@ def test_a_gradient_that_is_added_after_its_reduction_started_is_an_error() -> N
 
 def test_replicas_with_different_programs_reduce_all_gradients_at_the_end() -> None:
     replicas, group, parameters = pair()
-    group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
+    group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
     add(parameters[0], 7.0)
     with replicas.reduced(lambda: iter(parameters), samples=4) as whole:
-        group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
+        group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
         agree_apart(replicas, group)
         add(parameters[0], 2.0)
         replicas.reduce({id(parameters[0])})
@@ -152,20 +152,20 @@ def replicas_alike(group: Twins) -> Iterator[None]:
     rows, first = group.all_gather, [True]
 
     def gathered(row: torch.Tensor) -> torch.Tensor:
-        group.apart = group.apart if first.pop() else torch.zeros(5)
+        group.apart = group.apart if first.pop() else torch.zeros(6)
         first.append(False)
         return rows(row)
 
     with patch.object(group, "all_gather", gathered):
         yield
-    group.apart = torch.zeros(5)
+    group.apart = torch.zeros(6)
 
 
 def test_replicas_that_must_run_one_program_raise_before_gradients_are_sent() -> None:
     replicas, group, parameters = pair()
     replicas.needs_one_program = lambda: "a layer exchanges statistics"
     add(parameters[0], 7.0)
-    group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
+    group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
 
     def step() -> None:
         with replicas.reduced(lambda: iter(parameters), samples=4):
@@ -179,7 +179,7 @@ def test_replicas_that_must_run_one_program_raise_before_gradients_are_sent() ->
 
 def test_replicas_that_count_other_things_raise() -> None:
     replicas, group, parameters = pair()
-    group.apart = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0])
+    group.apart = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
 
     def step() -> None:
         with replicas.reduced(lambda: iter(parameters), samples=4):

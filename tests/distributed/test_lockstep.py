@@ -159,6 +159,7 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         ("eval", "pipe.step(input 0 (8, 4) float32, target (8, 4) float32), in eval mode"),
         ("autocast", "autocast bfloat16 on cpu"),
         ("no_grad", "pipe.step(input 0 (8, 4) float32, target (8, 4) float32), training, without gradients"),
+        ("scaler", "target (8, 4) float32), training, with a GradScaler of scale 8"),
         ("call", "pipe(input 0 (8, 4) float32), training, without gradients"),
         ("gathered", "pipe.gathered()"),
         ("clip_grad_norm_", "pipe.clip_grad_norm_()"),
@@ -182,6 +183,22 @@ def test_samples_of_other_steps_or_ranks_are_refused(mistakes: dict[str, list[st
         assert "CopyDisagreement: the ranks of a pipeline have different samples in the same step" in text
         assert "rank 0: input 0 begins" in text
         assert "rank 1: input 0 begins" in text
+
+
+@pytest.mark.timeout(700)
+def test_a_layer_of_another_class_on_one_rank_is_refused(mistakes: dict[str, list[str]]) -> None:
+    """A mixture of the two models was trained, before."""
+    for text in mistakes["another layer"]:
+        assert text.startswith("Disagreement: the ranks disagree about the graph of the model")
+
+
+@pytest.mark.timeout(700)
+def test_an_exception_of_a_signal_handler_is_that_of_its_own_rank(mistakes: dict[str, list[str]]) -> None:
+    """Rank 0 was said to have failed, before."""
+    other, alarmed = mistakes["alarm"]
+    assert alarmed.startswith("the job is about to be preempted")
+    assert other.startswith("RunError: rank 1 failed")
+    assert "RuntimeError: the job is about to be preempted" in other
 
 
 @pytest.mark.timeout(700)

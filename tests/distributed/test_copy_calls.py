@@ -1,0 +1,31 @@
+"""The first message of a call of all copies: other calls are told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipecompile.distributed.collectives import CollectiveGroup
+from pipecompile.distributed.copy_calls import COPY_CALLS, rows_of_copies
+from pipecompile.errors import PlanError
+
+
+class Beside(CollectiveGroup):
+    """A group of this copy and one that sends `other`."""
+
+    def __init__(self, other: list[float]) -> None:
+        self.size, self.other = 2, other
+
+    def all_gather(self, row: torch.Tensor) -> torch.Tensor:
+        assert len(row) == len(self.other), "every call begins with a row of one width"
+        return torch.stack([row, torch.tensor(self.other, dtype=row.dtype)])
+
+
+def test_the_numbers_of_all_copies_are_returned() -> None:
+    assert rows_of_copies(Beside([3.0, 4.0, 0, 0, 0, 0]), "pipe.step", [1.0, 2.0]) == [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("call", COPY_CALLS[1:])
+def test_another_call_of_a_copy_is_an_error_with_both(call: str) -> None:
+    with pytest.raises(PlanError, match=f"copy 0: {call}; copy 1: pipe.step"):
+        rows_of_copies(Beside([8.0, 0, 0, 0, 1.0, 0]), call)
