@@ -190,7 +190,11 @@ def _check_lists(plan: Plan, where: str) -> None:
     lengths = [("placement", len(plan.placement)), ("stages", len(plan.stages)), ("recompute", len(plan.recompute))]
     why = [f"{name} has {n} entries" for name, n in lengths if n != plan.n_stages and (n or name != "recompute")]
     why += [f"entry {s} of stages is stage {row.stage}" for s, row in enumerate(plan.stages) if row.stage != s]
-    why += [f"stage {s} is on device {d}" for s, d in enumerate(plan.placement) if not 0 <= d < len(plan.devices)]
+    why += [
+        f"placement has device {d} for stage {s}"
+        for s, d in enumerate(plan.placement)
+        if not 0 <= d < len(plan.devices)
+    ]
     if why:
         counts = f"n_stages is {plan.n_stages}, with {len(plan.devices)} devices"
         hint = "write one with pipe.plan.save(path)"

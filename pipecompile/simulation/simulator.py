@@ -29,8 +29,7 @@ from pipecompile.simulation.host_launches import issue_times, stream_order
 from pipecompile.simulation.memory_curve import memory_curves
 from pipecompile.simulation.task_graph import TaskGraph, Times
 from pipecompile.verifiers import verify
-from pipecompile.verifiers.routes import checked_routes
-from pipecompile.verifiers.schedule_form import check_form
+from pipecompile.verifiers.routes import checked_routes, route_sequence
 
 __all__ = ["build_tasks", "make_timeline", "run_to_end", "simulate"]
 
@@ -97,9 +96,8 @@ def build_tasks(
     """Return the task graph and the checked costs. With `rendezvous`, sends and receives of a program wait for each other. Raises VerifyError if a schedule is not legal, and InputError."""
     match subject:
         case Schedule():
-            check_form(subject)
-            routes = checked_routes(routes, subject.n_stages)
             verify(subject, routes=routes)
+            routes = route_sequence(routes, subject.n_stages)
             costs = make_costs(subject.n_stages, subject.n_devices, routes, **options)
             tasks = tasks_of_schedule(subject, routes, costs)
         case Program():

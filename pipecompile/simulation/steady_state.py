@@ -27,8 +27,7 @@ from pipecompile.simulation.array_walk import ArrayRun, ScheduleArrays
 from pipecompile.simulation.costs import CostOptions, Costs, Engines, make_costs
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
-from pipecompile.verifiers.routes import checked_routes
-from pipecompile.verifiers.schedule_form import check_form
+from pipecompile.verifiers.routes import route_sequence
 
 __all__ = ["SteadyState", "simulate_periodic"]
 
@@ -72,9 +71,8 @@ def simulate_periodic(
     """
     if not isinstance(schedule, PeriodicSchedule):
         raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
-    check_form(schedule)
-    routes = checked_routes(routes, schedule.n_stages)
     verify(schedule, routes=routes)
+    routes = route_sequence(routes, schedule.n_stages)
     checked = make_costs(schedule.n_stages, schedule.n_devices, routes, **costs)
     if checked.engines is not Engines.PAIR or any(checked.launch) or checked.streams or schedule.kinds & _BESIDE:
         return _simulated(schedule, schedule.repetitions, None, routes, costs)

@@ -133,7 +133,7 @@ def test_repr_is_one_short_line() -> None:
         ("stages", lambda stages: stages[:-1], "stages has 2 entries"),
         ("stages", lambda stages: stages[::-1], "entry 0 of stages is stage 2"),
         ("placement", lambda placement: placement[:-1], "placement has 2 entries"),
-        ("placement", lambda placement: [9, *placement[1:]], "stage 0 is on device 9"),
+        ("placement", lambda placement: [9, *placement[1:]], "placement has device 9 for stage 0"),
         ("recompute", lambda _: [True], "recompute has 1 entries"),
     ],
 )

@@ -1,8 +1,9 @@
 """Schedule search for given costs and memory: `auto_schedule`.
 
     workload            costs and routes of one micro-batch, as numbers per stage
-    catalogue_candidates   schedules of the catalogue to compare with
-    makespan_bound      lower bound on the step, where a search can stop: release_lags, action_times, one_machine; host_bound: of launches and streams
+    makespan_bound      lower bound on the step, where a search can stop: release_lags, action_times, one_machine
+    host_bound          the same from launches and shared streams
+    catalogue_candidates ──► schedules of the catalogue to compare with
     priority_rules      candidate rules ──► list_scheduling: one rule ──► one schedule
     list_search         rules within a budget, memory correction, hill climbing
     critical_swaps      tabu search on the critical path of the best schedule

@@ -7,7 +7,8 @@
     certificate: makespan, lower bound, gap  ◀── CP-SAT around it, if OR-Tools is installed (`exact.py`) ◀───┘
 
 The result is never slower than the fastest schedule of the catalogue that fits. Its certificate has a lower bound on all schedules:
-those of `makespan_bound.py` and `host_bound.py`, raised by CP-SAT. Rules and CP-SAT do not know of launches and shared streams; all choices are by the full simulation. List schedules bound what stages save; if the buffers of values do not fit beside that,
+those of `makespan_bound.py` and `host_bound.py`, raised by CP-SAT. Rules and CP-SAT do not know of launches and shared streams; all
+choices are by the full simulation. List schedules bound what stages save; if the buffers of values do not fit beside that,
 `list_search.py` reduces the capacity and schedules again. The search is deterministic, unless `time_limit` or Ctrl-C ends it.
 """
 
@@ -82,18 +83,16 @@ def auto_schedule(
 ) -> Schedule:
     """Return a schedule with the shortest simulated step that the search finds, never longer than the catalogue's best that fits.
 
-    `placement` has the device of each stage; by default a loop, or to and fro (a V with two stages per
-    device) if every device has equally many, whichever is faster: these are the placements of the catalogue. Values move along `routes`, by
-    default a chain. `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bounds every device: one
+    `placement` has the device of each stage; by default a loop, or to and fro (a V with two stages per device) if every device has
+    equally many, whichever is faster: these are the placements of the catalogue. Values move along `routes`, by default a chain. `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bounds every device: one
     number, or one per device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto",
     which recomputes where memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search,
     in units of some seconds for 16 devices and 64 micro-batches. `time_limit` or Ctrl-C ends the search, the former after so many seconds,
     with the best schedule so far. `costs` are those of `simulate`. Actions never overlap, and nothing is offloaded: schedules of the
     catalogue that do so are not compared.
 
-    The schedule has a `certificate`: the makespan that `simulate` has under these costs, a lower bound in seconds on all such schedules on these
-    placements within the memory, and its `gap`. If
-    OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule, unless `exact=False`.
+    The schedule has a `certificate`: the makespan that `simulate` has under these costs, a lower bound in seconds on all such schedules
+    on these placements within the memory, and its `gap`. If OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule, unless `exact=False`.
 
     Raises ScheduleError with the needed memory if no schedule fits, and InputError for invalid arguments.
     """

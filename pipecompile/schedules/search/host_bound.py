@@ -26,9 +26,8 @@ def host_lower_bound(workload: Workload, n_microbatches: int, costs: Costs, *, r
     for s, device in enumerate(workload.placement):
         if any(costs.launch):
             thread = device if costs.hosts is Hosts.DEVICE else 0
-            by_thread[thread] = (
-                by_thread.get(thread, 0.0) + (3 + again[s]) * costs.launch[s]
-            )  # F, then I and W or twice for B
+            launches = 3 + again[s]  # F, I, W and perhaps R; B launches as much as I and W
+            by_thread[thread] = by_thread.get(thread, 0.0) + launches * costs.launch[s]
         if costs.streams:
             work = cell.forward[s] + again[s] * cell.recompute[s] + cell.input_grad[s] + cell.weight_grad[s]
             by_stream[costs.streams[device]] = by_stream.get(costs.streams[device], 0.0) + work
