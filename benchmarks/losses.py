@@ -13,7 +13,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +181,14 @@ def verdict(loss_fn: Loss, count: int, samples: int) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """A training script: a model, its batches, and its loss if the model has none. A batch is (arguments, target or None)."""
+    """A training script: a model, its batches, its loss if the model has none, and options of `compile`. A batch is (arguments, target
+    or None).
+    """
 
     model: Callable[[], nn.Module]
     batch: Callable[[], tuple[dict[str, Any], Any]]
     loss_fn: Loss | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 VOCABULARY, LENGTH = 29, 12
@@ -254,6 +257,7 @@ SCRIPTS: dict[str, Script] = {
     "segmentation, ignore_index and two heads": Script(Segmenter, pixels, segmentation_loss),
     "class weights": Script(Net, rows, nn.CrossEntropyLoss(weight=WEIGHTS)),
     "contrastive in the batch": Script(Net, rows, contrastive),
+    "contrastive, across_batch='exact'": Script(Net, rows, contrastive, {"schedule": "gpipe", "across_batch": "exact"}),
 }
 
 
@@ -262,8 +266,9 @@ def train(script: Script, steps: int, count: int, schedule: str = "1f1b") -> tup
     torch.manual_seed(1)
     model = script.model()
     eager = copy.deepcopy(model)
+    options = {"schedule": schedule} | script.options
     pipe = pc.compile(model, 2, devices=["cpu"] * 2, n_microbatches=count, cost="analytic", dispatch="inline",
-                      schedule=schedule, loss_fn=script.loss_fn)  # fmt: skip
+                      loss_fn=script.loss_fn, **options)  # fmt: skip
     mine, theirs = (torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (model, eager))
     largest = 0.0
     with warnings.catch_warnings(record=True) as caught:

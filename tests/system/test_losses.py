@@ -41,4 +41,7 @@ def test_a_script_trains_as_eager_does(name: str) -> None:
     if "transformers" in name or "packed" in name:
         pytest.importorskip("transformers")
     largest, told = LOSSES.train(LOSSES.SCRIPTS[name], 3, 3)
-    assert largest <= 1e-4 or (told and "contrastive" in name)
+    if name == "contrastive in the batch":
+        assert told, "samples of other micro-batches are missing"
+    else:
+        assert largest <= 1e-4
