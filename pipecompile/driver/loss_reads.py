@@ -17,14 +17,15 @@ import torch
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.driver.loss_trial import loss_undone
 from pipecompile.driver.specialization import Specialization
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, RecordingWarning
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.runtime.cells.recompute import SideEffects
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import version_of
-from pipecompile.tracing.state.function_state import tensors_near
+from pipecompile.tracing.state.function_state import reads_objects, tensors_near
 from pipecompile.tracing.state.preserved_run import state_tensors
+from pipecompile.tracing.user_source import warn
 
 __all__ = ["refuse_in_list", "refuse_written"]
 
@@ -56,6 +57,7 @@ def refuse_written(specialization: Specialization, read: Collection[int], sample
         found.append(buffer)
         return RuntimeError("a hidden buffer is read")
 
+    _warn_of_python(specialization)
     if (written or used) and not found:
         undone = loss_undone(specialization.options.loss_fn, specialization.stage_devices[-1])
         with suppress(Exception), undone, hidden(written, note), _writes_noted(used, changed):
@@ -64,6 +66,19 @@ def refuse_written(specialization: Specialization, read: Collection[int], sample
         raise _refused(specialization, found[0], written[found[0]], "reads", "writes", _READ_IN_FORWARD)
     if changed:
         raise _refused(specialization, changed[0], used[changed[0]], "writes", "reads", _WRITE_IN_FORWARD)
+
+
+def _warn_of_python(specialization: Specialization) -> None:
+    """Warn if the loss may read what Python of an earlier stage leaves in objects, and threads let that stage run ahead."""
+    runs_python = any(SideEffects.of(stage).runs_python for stage in specialization.stages[:-1])
+    if specialization.options.dispatch == "threads" and runs_python and reads_objects(specialization.options.loss_fn):
+        warn(_PYTHON_AHEAD, RecordingWarning)
+
+
+_PYTHON_AHEAD = (
+    "hooks or pieces kept whole run in stages before the last, and the loss reads objects beside its arguments: what they left there may be "
+    "that of another micro-batch, because dispatch='threads' lets these stages run ahead. Try dispatch='inline'; or return it from forward"
+)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -198,3 +199,48 @@ def test_a_loss_writes_what_the_last_stage_reads(dispatch: str):
         parts = [part_of_loss(loss_of(eager), eager, a, b) for a, b in zip(x.chunk(4), y.chunk(4), strict=True)]
         torch.testing.assert_close(loss, sum(parts))
     assert torch.equal(model.tail, eager.tail)
+
+
+FEATURES: dict[str, Tensor] = {}
+
+
+def reads_features(y: Tensor, t: Tensor) -> Tensor:
+    return error(y, t) + FEATURES.get("first", y).square().mean()
+
+
+def leave(features: dict[str, Tensor]):
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        features["first"] = output.detach()
+
+    return hook
+
+
+def reads_what_it_closes_over(features: dict[str, Tensor]):
+    return lambda y, t: error(y, t) + features["first"].square().mean() if features else error(y, t)
+
+
+LEFT: dict[str, Tensor] = {}
+CRITERION = nn.MSELoss()
+
+
+@pytest.mark.parametrize(
+    ("loss", "features", "dispatch", "is_warned"),
+    [
+        (reads_features, FEATURES, "threads", True),
+        (reads_what_it_closes_over(LEFT), LEFT, "threads", True),
+        (reads_features, FEATURES, "inline", False),
+        (error, FEATURES, "threads", False),
+        (lambda y, t: CRITERION(y, t), FEATURES, "threads", False),
+    ],
+)
+def test_a_loss_that_may_read_what_hooks_of_earlier_stages_left_is_warned_of_in_threads(
+    loss, features, dispatch, is_warned
+):
+    """Those stages run ahead: the loss read the features of another micro-batch, without a word."""
+    model, x, y = Scaled(), torch.randn(8, 4), torch.randn(8, 2)
+    model.first.register_forward_hook(leave(features))
+    pipe = piped(model, x, loss, pin={}, dispatch=dispatch)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipe.step(x, target=y)
+    assert any("lets these stages run ahead" in str(one.message) for one in caught) is is_warned

@@ -24,7 +24,7 @@ from pipecompile.tracing.state.snapshot import can_hold, content_of, contents_re
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["function_restored", "globals_restored", "tensors_near"]
+__all__ = ["function_restored", "globals_restored", "reads_objects", "tensors_near"]
 
 
 @contextmanager
@@ -59,6 +59,12 @@ def _is_users(value: Any) -> bool:
 def tensors_near(function: Callable[..., Any] | None) -> set[int]:
     """Return the ids of the tensors in the objects near a function, as far as `function_restored` restores them."""
     return set() if function is None else {id(tensor) for tensor in tensors_of(*_reached(function)[0], most=_MOST)}
+
+
+def reads_objects(function: Callable[..., Any] | None) -> bool:
+    """Return whether a function names or closes over containers or objects of the user's, such as a model or a dict of features."""
+    others = [one for one in _reached(function)[0] if one is not function] if function is not None else []
+    return any(type(one).__module__.partition(".")[0] != "torch" for one in others)
 
 
 @contextmanager
