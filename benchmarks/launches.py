@@ -2,7 +2,8 @@
 
     python benchmarks/launches.py [--quick] [--markdown benchmarks/results/launches.md]
 
-Every schedule of the catalogue, 2 to 8 devices, even and uneven stages, chains and skips, copies of 5, 10 and 25 % of a forward.
+Every schedule of the catalogue, 2 to 8 devices, even and uneven stages, chains and skips, copies of 5, 10 and 25 % of a forward, inputs and
+targets that come from the host in 0, 0.3 and 1.5 forwards, with a host that launches at once or in a tenth of a forward.
 Exits with 1 if the makespan of any differs by more than 0.5 %. Nothing here needs a GPU, and nothing here ran on one.
 """
 
@@ -13,11 +14,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 
 import pipecompile as pc
-from pipecompile.ir import Program, Route, chain
+from pipecompile.ir import HOST, Program, Route, chain
 from pipecompile.passes import lower
 from pipecompile.runtime.launch_timeline import simulate_launches
 from pipecompile.schedules import CATALOGUE, compared_names
@@ -28,6 +30,8 @@ LIMIT = 0.005
 
 UNEVEN = (1.0, 0.8, 1.2, 0.9, 1.1, 0.85, 1.15, 1.0, 0.95, 1.05, 1.1, 0.9, 1.2, 0.8, 1.0, 1.0)
 COPIES = (0.05, 0.1, 0.25)
+INPUTS = ((0.0, 0.0), (0.3, 0.0), (1.5, 0.0), (0.3, 0.1))
+"""Seconds of the copy of an input from the host, and of a launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ class Case:
         routes = chain(schedule.n_stages)
         last = schedule.n_stages - 1
         skip = [Route("skip", 0, (last,))] if self.skips and last > 1 else []
-        return lower(schedule, (*routes, *skip), overlap=True)
+        inputs = [Route(name, HOST, (stage,), 1.0, gradient=False) for name, stage in (("x", 0), ("target", last))]
+        return lower(schedule, (*routes, *skip, *inputs), overlap=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,14 @@ class Result:
     case: Case
     uneven: bool
     copy: float
+    inputs: tuple[float, float]
     share: float
 
     def __str__(self) -> str:
         case = self.case
-        return f"P={case.devices} M={case.count} copy={self.copy}{' uneven' * self.uneven}{' skip' * case.skips}"
+        from_host, launch = self.inputs
+        costs = f"copy={self.copy} input={from_host} launch={launch}"
+        return f"P={case.devices} M={case.count} {costs}{' uneven' * self.uneven}{' skip' * case.skips}"
 
 
 def cases(devices: tuple[int, ...]) -> Iterator[Case]:
@@ -75,10 +83,11 @@ def results(case: Case) -> Iterator[Result]:
     program = case.program
     for uneven in (False, True):
         each = [UNEVEN[s % 16] if uneven else 1.0 for s in range(program.n_stages)]
-        for copy in COPIES:
+        for copy, inputs in product(COPIES, INPUTS):
             costs = CostOptions(forward=each, input_grad=each, weight_grad=each, transfer=copy)
+            costs |= CostOptions(host_latency=inputs[0], launch=inputs[1])
             share = simulate_launches(program, **costs).makespan / pc.simulate(program, **costs).makespan - 1
-            yield Result(case, uneven, copy, share)
+            yield Result(case, uneven, copy, inputs, share)
 
 
 def main() -> None:

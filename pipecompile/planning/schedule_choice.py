@@ -24,19 +24,28 @@ from pipecompile.simulation.costs import CostOptions, make_costs
 SLOWER = 1.001
 """Ratio of step times above which the order of a chain is preferred."""
 
-__all__ = ["make_schedule", "offload_seconds", "search_schedule", "sharding_bytes", "simulation_costs"]
+__all__ = [
+    "make_schedule",
+    "offload_seconds",
+    "search_schedule",
+    "sharding_bytes",
+    "simulation_costs",
+]
 
 
 def simulation_costs(
     stages: Sequence[StageSummary], routes: Sequence[Route], links: Links, placement: Sequence[int] | None
 ) -> CostOptions:
-    """Return the costs that a simulation takes: seconds per stage and per route, one way, and saved bytes per stage."""
+    """Return the costs that a simulation takes: seconds per stage and per route, one way, saved bytes per stage, and the
+    bandwidth of the host.
+    """
     return CostOptions(
         forward=[stage.forward for stage in stages],
         input_grad=[stage.input_grad for stage in stages],
         weight_grad=[stage.weight_grad for stage in stages],
         backward=[stage.backward for stage in stages],
         transfer=links.seconds(routes, placement),
+        host_bandwidth=_host_bandwidth(links),
         saved_bytes=[stage.held_bytes for stage in stages],
         weight_saved_bytes=[
             stage.held_bytes if stage.weight_saved_bytes is None else stage.weight_saved_bytes for stage in stages
@@ -48,7 +57,12 @@ def offload_seconds(stages: Sequence[StageSummary], links: Links) -> list[float]
     """Return, per stage, the seconds of a copy of what its forward saved to the host or back over PCIe 4.0; 0 where all devices share
     one memory.
     """
-    return [stage.held_bytes / PCIE4 if links.seconds_per_byte else 0.0 for stage in stages]
+    return [stage.held_bytes / _host_bandwidth(links) for stage in stages]
+
+
+def _host_bandwidth(links: Links) -> float:
+    """Return the bytes/s of copies from and to the host: those of PCIe 4.0; infinite where all devices share one memory."""
+    return PCIE4 if links.seconds_per_byte else inf
 
 
 def make_schedule(

@@ -77,14 +77,18 @@ class _LaunchRun:
             return Span(*ends, str(instruction.writes[0].value), start, end) if seconds else None
         if instruction.op is Op.COMPUTE:
             return Span(source, COMPUTE, str(instruction.action), start, end)
+        if source == HOST:
+            return Span(target, "from host", str(instruction.writes[0].value), start, end) if seconds else None
         return Span(source, f"to {target}", str(instruction.reads[0].value), start, end) if seconds else None
 
     def seconds(self, instruction: Instruction, lane: Lane) -> float:
-        """Return the seconds of an instruction; copies of inputs and outputs, from and to the host, take none."""
+        """Return the seconds of an instruction; outputs take none on their way to the host."""
         if instruction.action is not None and STORE in lane:
             return self.costs.offload_seconds(instruction.action.stage)
         if instruction.action is not None:
             return self.costs.seconds[instruction.action.kind][instruction.action.stage]
+        if instruction.op is Op.RECV and lane[0] == HOST:
+            return self.costs.input_seconds(self.sizes[instruction.writes[0].value.name])
         if instruction.op is not Op.SEND or lane[0] == lane[1] or HOST in lane:
             return 0.0
         name = instruction.reads[0].value.name

@@ -2,6 +2,7 @@
 
 costs             seconds and bytes, as users pass them, checked
 task_graph        input of the walk: tasks and messages as numbers in lists; from_schedule, from_program build it
+input_copies      copies of inputs from the host; host_copies of what is offloaded
 host_launches     times at which the host launches tasks, if that takes time
 event_walk        start and end of every task and message, and what each waited for
 array_walk        the same of a periodic schedule, by arrays; steady_state until its times recur

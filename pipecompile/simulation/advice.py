@@ -17,7 +17,7 @@ from numbers import Real
 from typing import Unpack
 
 from pipecompile.errors import InputError
-from pipecompile.ir import Program, Schedule
+from pipecompile.ir import Program, Schedule, place
 from pipecompile.ir.input_checks import whole
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.critical_path import critical_path
@@ -52,10 +52,10 @@ class Advice:
 
     def __str__(self) -> str:
         if isinstance(self.place, int):
-            place = f"stage {self.place}"
+            text = f"stage {self.place}"
         else:
-            place = "launching" if isinstance(self.place, str) else "link {} -> {}".format(*self.place)
-        text = f"{place}: {self.faster:.3g} of its time less, and the step is {self.saved / self.makespan:.1%} shorter"
+            text = "launching" if isinstance(self.place, str) else "link {} -> {}".format(*map(place, self.place))
+        text = f"{text}: {self.faster:.3g} of its time less, and the step is {self.saved / self.makespan:.1%} shorter"
         hint = "; cuda_graphs=True, larger micro-batches or a process per device launch faster"
         return text + hint * (self.place == HOST_PLACE)
 
@@ -82,11 +82,11 @@ def advise(
     if tasks.issued:
         saved = times.makespan - walk(_scaled(tasks, HOST_PLACE, 1 - faster), checked.engines).makespan
         advices.append(Advice(HOST_PLACE, faster, saved, max(end for _, end in tasks.issued), times.makespan))
-    for place, critical in seconds.most_common(_MAX_SIMULATED):
+    for where, critical in seconds.most_common(_MAX_SIMULATED):
         if len(advices) >= most and faster * critical <= sorted(advice.saved for advice in advices)[-most]:
             break
-        saved = times.makespan - walk(_scaled(tasks, place, 1 - faster), checked.engines).makespan
-        advices.append(Advice(place, faster, saved, critical, times.makespan))
+        saved = times.makespan - walk(_scaled(tasks, where, 1 - faster), checked.engines).makespan
+        advices.append(Advice(where, faster, saved, critical, times.makespan))
     return tuple(sorted(advices, key=lambda advice: -advice.saved)[:most])
 
 
@@ -106,6 +106,7 @@ def _scaled(tasks: TaskGraph, place: Place, factor: float) -> TaskGraph:
     scaled = copy(tasks)
     if place == HOST_PLACE:
         scaled.issued = [(begin * factor, end * factor) for begin, end in tasks.issued]
+        scaled.posted = {message: second * factor for message, second in tasks.posted.items()}
     elif isinstance(place, int):
         pairs = zip(tasks.seconds, tasks.actions, strict=True)
         scaled.seconds = [seconds * factor if a is not None and a.stage == place else seconds for seconds, a in pairs]

@@ -13,6 +13,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Action, Kind, Route, Tie
 from pipecompile.ir.input_checks import amount, amounts, known_names, whole
 from pipecompile.ir.units import counted
+from pipecompile.simulation.overlap_costs import PerPair, checked_overlap, communication_seconds
 from pipecompile.simulation.sharding_costs import ShardingCosts, ShardingOptions, make_sharding_costs
 
 __all__ = ["CostOptions", "Costs", "Engines", "Hosts", "PerLink", "PerStage", "cost_fingerprint", "make_costs"]
@@ -22,9 +23,6 @@ PerStage = float | Sequence[float]
 
 PerLink = float | Mapping[tuple[int, int], float]
 """One number for all pairs of devices, or one per pair (source, target)."""
-
-PerPair = float | Mapping[tuple[int, int], float]
-"""One number for all pairs of actions that overlap, or one per pair (stage of the forward, stage of the backward)."""
 
 
 class Engines(Enum):
@@ -58,6 +56,8 @@ class CostOptions(ShardingOptions, total=False):
     transfer: float | Mapping[str, float]
     latency: PerLink
     bandwidth: PerLink
+    host_latency: float
+    host_bandwidth: float
     engines: str
     launch: PerStage
     hosts: str
@@ -76,7 +76,8 @@ class Costs:
     `latency` in seconds and `bandwidth` in bytes/s come on top. `launch[stage]` is the seconds of the host for an action,
     `streams[device]` the stream that a device computes on; () if each has its own. `offload[stage]` is the seconds of a copy of what
     its forward saved to the host, or back; () if all are 0. `overlap` is the seconds of a pair of actions that overlap; None if they
-    follow from `communication[stage]`, the seconds that F, and B or I, spend on communication within the stage, () for none. `sharding` is None if parameters cost nothing. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
+    follow from `communication[stage]`, the seconds that F, and B or I, spend on communication within the stage, () for none. `sharding` is None if parameters cost nothing.
+    `host_link` has the latency in seconds and the bandwidth in bytes/s of copies of inputs. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
     """
 
     seconds: Mapping[Kind, tuple[float, ...]]
@@ -95,10 +96,21 @@ class Costs:
     overlap: PerPair | None = field(default=None, repr=False)
     communication: tuple[tuple[float, float], ...] = field(default=(), repr=False)
     sharding: ShardingCosts | None = field(default=None, repr=False)
+    host_link: tuple[float, float] = field(default=(0.0, math.inf), repr=False)
 
     def offload_seconds(self, stage: int) -> float:
         """Return the seconds of a copy of what the forward of a stage saved, to the host or back."""
         return self.offload[stage] if self.offload else 0.0
+
+    @property
+    def has_input_seconds(self) -> bool:
+        """Return whether copies of inputs from the host may take time."""
+        return self.host_link != (0.0, math.inf)
+
+    def input_seconds(self, nbytes: float) -> float:
+        """Return the seconds of a copy of an input of `nbytes` bytes from the host to a device."""
+        latency, bandwidth = self.host_link
+        return latency + nbytes / bandwidth
 
     def overlap_seconds(self, first: Action, second: Action) -> float:
         """Return the seconds of two actions that overlap.
@@ -129,7 +141,8 @@ def cost_fingerprint(costs: Costs, routes: Iterable[Route]) -> str:
     has_overlap = costs.overlap is not None or bool(costs.communication)
     later = (costs.offload, costs.overlap, costs.communication) if has_overlap else (costs.offload,)
     sharded = () if costs.sharding is None else (costs.sharding,)
-    parts = (costs, tuple(routes), *(later if any(later) or has_overlap else ()), *sharded)
+    inputs = (costs.host_link,) if costs.has_input_seconds else ()
+    parts = (costs, tuple(routes), *(later if any(later) or has_overlap else ()), *sharded, *inputs)
     return sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -151,6 +164,8 @@ def make_costs(
     transfer: float | Mapping[str, float] = 0.0,
     latency: PerLink = 0.0,
     bandwidth: PerLink = math.inf,
+    host_latency: float = 0.0,
+    host_bandwidth: float = math.inf,
     engines: str = "pair",
     launch: PerStage = 0.0,
     hosts: str = "one",
@@ -164,10 +179,7 @@ def make_costs(
     """Return checked costs. Raises InputError that names the argument that is unknown, or not a finite number per stage, route
     or link.
     """
-
-    def stages(name: str, value: PerStage) -> tuple[float, ...]:
-        return amounts(name, value, n_stages, "stage")
-
+    stages = partial(_of_stages, n_stages)
     known_names("the cost", others, CostOptions.__annotations__)
     _check_names(engines=(engines, "pair"), hosts=(hosts, "one"))
     saved = stages("saved_bytes", saved_bytes)
@@ -186,10 +198,15 @@ def make_costs(
         Hosts(hosts),
         _shared_streams(streams, n_devices),
         copies if any(copies := stages("offload", offload)) else (),
-        None if overlap is None else _per_pair(overlap, n_stages),
-        _communication(seconds, forward_communication, backward_communication),
+        checked_overlap(overlap, n_stages),
+        communication_seconds(seconds, forward_communication, backward_communication),
         make_sharding_costs(n_stages, others),
+        (amount("host_latency", host_latency), amount("host_bandwidth", host_bandwidth, zero=False, finite=False)),
     )
+
+
+def _of_stages(n_stages: int, name: str, value: PerStage) -> tuple[float, ...]:
+    return amounts(name, value, n_stages, "stage")
 
 
 def _seconds(
@@ -215,36 +232,6 @@ def _seconds(
         Kind.RECOMPUTE: f if recompute is None else amounts("recompute", recompute, n_stages, "stage"),
         **dict.fromkeys((Kind.OFFLOAD, Kind.RELOAD, *SHARDING), (0.0,) * n_stages),
     }
-
-
-def _per_pair(overlap: PerPair, n_stages: int) -> PerPair:
-    if not isinstance(overlap, Mapping):
-        return amount("overlap", overlap)
-    stages = range(n_stages)
-    for pair in overlap:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] in stages and pair[1] in stages):
-            raise InputError(
-                f"overlap has an entry for {pair!r:.40}",
-                why=f"its keys are (stage of the forward, stage of the backward), both from 0 to {n_stages - 1}",
-            )
-    return {pair: amount(f"overlap[{pair}]", value) for pair, value in overlap.items()}
-
-
-def _communication(
-    seconds: Mapping[Kind, tuple[float, ...]], of_forward: PerStage, of_backward: PerStage
-) -> tuple[tuple[float, float], ...]:
-    """Return the seconds of communication within F, and within B or I, per stage; () for none. They are part of these actions."""
-    n_stages = len(seconds[Kind.FORWARD])
-    forward = amounts("forward_communication", of_forward, n_stages, "stage")
-    backward = amounts("backward_communication", of_backward, n_stages, "stage")
-    for kind, parts in ((Kind.FORWARD, forward), (Kind.BACKWARD, backward), (Kind.INPUT_GRAD, backward)):
-        for stage, (part, whole_time) in enumerate(zip(parts, seconds[kind], strict=True)):
-            if part > whole_time:
-                raise InputError(
-                    f"stage {stage} communicates for {part:g} s within {kind.value}, which takes {whole_time:g} s",
-                    hint="forward and input_grad count what forward_communication and backward_communication take",
-                )
-    return tuple(zip(forward, backward, strict=True)) if any(forward) or any(backward) else ()
 
 
 def _check_names(**names: tuple[str, str]) -> None:

@@ -113,9 +113,11 @@ class _EventWalk:
 
     def _send(self, messages: tuple[int, ...], now: float, task: int) -> None:
         """Send messages at `now`, the end of `task`: each starts when its engines are free."""
-        shared = self.tasks.engines
+        shared, posted = self.tasks.engines, self.tasks.posted
         for message in messages:
             seconds, begin, cause = self.tasks.delays[message], now, task
+            if posted and posted.get(message, 0.0) > begin:
+                begin, cause = posted[message], NOTHING
             source, target = link = self.tasks.links[message]
             if seconds:
                 occupied = shared.get(link) or (_engines(source, target) if self.by_device else (link,))

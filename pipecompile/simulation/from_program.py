@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Program, Tie, Value, part_of
 from pipecompile.simulation.costs import Costs
+from pipecompile.simulation.input_copies import InputReads
 from pipecompile.simulation.overlapped_tasks import overlap_tasks
 from pipecompile.simulation.sharding_tasks import add_sharding
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
@@ -69,6 +70,7 @@ class _TaskBuilder:
         tasks, state = self.tasks, _RowState(device)
         first = len(tasks.seconds)
         tasks.first_sends.append(())
+        tasks.inputs.append([])
         for instruction in row:
             match instruction.op:
                 case Op.COMPUTE:
@@ -87,8 +89,12 @@ class _TaskBuilder:
     def _compute(self, state: _RowState, instruction: Instruction) -> None:
         action = instruction.action
         assert action is not None
-        needs = [state.awaited.pop(o.value) for o in instruction.reads if o.value in state.awaited]
-        task = self._task(state, tuple(needs), self.costs.seconds[action.kind][action.stage])
+        awaited = [o.value for o in instruction.reads if o.value in state.awaited]
+        needs = tuple(state.awaited.pop(value) for value in awaited)
+        task = self._task(state, needs, self.costs.seconds[action.kind][action.stage])
+        if self.costs.has_input_seconds:
+            for value in awaited:
+                state.inputs.note_read(value.name, task)
         self.tasks.actions[task] = action
         if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
             self._copy(state, action, instruction.reads[0].value, instruction.writes[0].value)
@@ -133,6 +139,7 @@ class _TaskBuilder:
         size = self.sizes[value.name]
         if peer == HOST:
             state.change(size, *state.now)
+            self._copy_input(state, value, size)
             return
         if self.rendezvous:
             self._task(state, (), 0.0)
@@ -143,6 +150,12 @@ class _TaskBuilder:
             self._task(state, (message,), 0.0)
         else:
             state.awaited[value] = message
+
+    def _copy_input(self, state: _RowState, value: Value, size: float) -> None:
+        """Add the copy of an input from the host, which begins as soon as it has a buffer."""
+        if seconds := self.costs.input_seconds(size):
+            message = state.awaited[value] = self._message((value, HOST, state.device), seconds)
+            state.inputs.add_copy(self.tasks, state.device, message, value.name)
 
     def _free(self, state: _RowState, value: Value) -> None:
         if value in state.stored:
@@ -201,11 +214,12 @@ class _TaskBuilder:
 class _RowState:
     """The position in a row: `now` is the end of the previous task, `awaited` has the messages received and not yet read,
     `leaving` the ends of the sends of each value, `stored` the copies of OFFLOADs and the positions after which they begin.
-    `overlaps`: the next action overlaps with the previous one.
+    `inputs` has the copies from the host. `overlaps`: the next action overlaps with the previous one.
     """
 
     device: int
     overlaps: bool = False
+    inputs: InputReads = field(default_factory=InputReads)
     now: tuple[tuple[Anchor, int], ...] = ()
     awaited: dict[Value, int] = field(default_factory=dict)
     leaving: dict[Value, list[tuple[Anchor, int]]] = field(default_factory=dict)

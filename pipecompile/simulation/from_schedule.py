@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipecompile.ir import BACKWARDS, HOST, UNTRAINED, Kind, Route, Schedule, Value
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.host_copies import HostCopies
+from pipecompile.simulation.input_copies import add_inputs
 from pipecompile.simulation.overlapped_tasks import overlap_tasks
 from pipecompile.simulation.sharding_tasks import add_sharding
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
@@ -32,7 +33,7 @@ class DeviceTransfer:
 
 
 def device_transfers(routes: Sequence[Route], placement: Sequence[int]) -> Iterator[DeviceTransfer]:
-    """Yield all transfers between devices. Transfers from and to the host are left out: they take no time."""
+    """Yield all transfers between devices. Inputs are left out (`input_copies.add_inputs`), and outputs, which take no time."""
     for route in routes:
         ends = [end for end in route.consumers if end != HOST]
         if route.source == HOST:
@@ -61,6 +62,7 @@ def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs)
         tasks.actions += row
         tasks.rows.append(range(first, len(tasks.seconds)))
         tasks.first_sends.append(())
+        tasks.inputs.append([])
     for t in transfers:
         tasks.links += [(t.source, t.target)] * m
         tasks.delays += [costs.message(t.name, t.nbytes, t.source, t.target)] * m
@@ -68,12 +70,14 @@ def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs)
     tasks.label = lambda message: names[message // m] + str(message % m)
     if any(costs.saved) or any(costs.weight_saved) or any(costs.recipe):
         tasks.changes = _changes(schedule, costs)
-    _add_beside(tasks, schedule, costs)
+    _add_beside(tasks, schedule, routes, costs)
     return tasks
 
 
-def _add_beside(tasks: TaskGraph, schedule: Schedule, costs: Costs) -> None:
+def _add_beside(tasks: TaskGraph, schedule: Schedule, routes: Sequence[Route], costs: Costs) -> None:
     """Add copies to and from the host, collectives of the copies of the pipeline, and what overlaps."""
+    if costs.has_input_seconds:
+        add_inputs(tasks, routes, costs)
     if any(action.kind is Kind.OFFLOAD for row in schedule.rows for action in row):
         HostCopies.of(schedule, len(tasks.delays)).add_to(tasks, schedule, costs)
     if costs.sharding is not None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipecompile.ir import Action, Kind, Op, Program, Schedule
+from pipecompile.ir import HOST, Action, Kind, Op, Program, Schedule
 from pipecompile.ir.execution_order import merged
 from pipecompile.simulation.costs import Costs, Hosts
 from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.task_graph import TaskGraph, Times
 
-__all__ = ["issue_times", "launch_seconds", "stream_order", "walk_with_hosts"]
+__all__ = ["input_posts", "issue_times", "launch_seconds", "stream_order", "walk_with_hosts"]
 
 Issue = tuple[float, float]
 """Begin and end of a launch on the host, in seconds."""
@@ -41,6 +41,30 @@ def issue_times(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> 
     return [times[task] for task in range(len(seconds))]
 
 
+def input_posts(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> dict[int, float]:
+    """Return the second at which the host launches the copy of each input, by its message; nothing if no copy or no launch takes time."""
+    if not tasks.issued or not any(tasks.inputs):
+        return {}
+    if isinstance(subject, Program):
+        return _posts_of_program(subject, tasks, costs)
+    first_reader: dict[int, int] = {}
+    for row in tasks.rows:
+        for task in row:
+            for message in tasks.needs[task]:
+                first_reader.setdefault(message, task)
+    return {message: tasks.issued[first_reader[message]][0] for own in tasks.inputs for message in own}
+
+
+def _posts_of_program(program: Program, tasks: TaskGraph, costs: Costs) -> dict[int, float]:
+    inputs, now, posts = [iter(own) for own in tasks.inputs], dict[int, float](), dict[int, float]()
+    for d, i in merged(program):
+        instruction, thread = program.rows[d][i], d if costs.hosts is Hosts.DEVICE else 0
+        now[thread] = now.get(thread, 0.0) + launch_seconds(instruction.action, costs)
+        if instruction.op is Op.RECV and instruction.peer == HOST and (message := next(inputs[d], None)) is not None:
+            posts[message] = now[thread]
+    return posts
+
+
 def stream_order(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> list[int]:
     """Return, per task, the task of another device that one thread launches last before it on the same stream; -1 for none.
 
@@ -61,8 +85,9 @@ def stream_order(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) ->
 
 def walk_with_hosts(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> Times:
     """Return the times of tasks as `simulate` has them: with launches by the host, and devices that share a stream."""
-    tasks.issued, tasks.after = [], []
+    tasks.issued, tasks.after, tasks.posted = [], [], {}
     tasks.issued, tasks.after = issue_times(subject, tasks, costs), stream_order(subject, tasks, costs)
+    tasks.posted = input_posts(subject, tasks, costs)
     return walk(tasks, costs.engines)
 
 

@@ -6,7 +6,7 @@
       to 0   │                     v0'1#0
 
 Memory: a value counts from the start of the compute that writes it, and on a receiver from the start of the transfer, until FREE
-or the end of its last transfer. What I leaves for W replaces what F saved. Transfers from and to the host take no time.
+or the end of its last transfer. What I leaves for W replaces what F saved. Outputs take no time on their way to the host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_program import tasks_of_program
 from pipecompile.simulation.from_schedule import tasks_of_schedule
-from pipecompile.simulation.host_launches import issue_times, stream_order
+from pipecompile.simulation.host_launches import input_posts, issue_times, stream_order
 from pipecompile.simulation.memory_curve import memory_curves
 from pipecompile.simulation.task_graph import TaskGraph, Times
 from pipecompile.verifiers import verify
@@ -50,6 +50,9 @@ def simulate(
     (default 0), plus the bytes of the value divided by `bandwidth` in bytes/s (default infinite); `latency` and `bandwidth` are one
     number, or a dict by (source, target) devices. Copies queue for the link between their two devices, or with
     `engines="device"` for one copy engine per device and direction.
+
+    Copies of inputs from the host, whose routes have the source HOST: `host_latency` in seconds (default 0), plus their bytes divided by
+    `host_bandwidth` in bytes/s (default infinite). They run beside the device, one at a time, up to three inputs ahead of it.
 
     Seconds of the host per stage: `launch`, to launch an F, R, I or W on a device that works beside the host (default 0; a B takes
     twice as long). One thread launches for all devices, or with `hosts="device"` one per device. `streams`: per device the number
@@ -116,6 +119,7 @@ def build_tasks(
         stages_of = [[s for s, device in enumerate(subject.placement) if device == d] for d in range(subject.n_devices)]
         tasks.constant = tuple(sum(costs.parameters[s] for s in own) for own in stages_of)
     tasks.issued, tasks.after = issue_times(subject, tasks, costs), stream_order(subject, tasks, costs)
+    tasks.posted = input_posts(subject, tasks, costs)
     return tasks, costs
 
 

@@ -6,7 +6,7 @@
 A time is the latest of other times, each plus a constant: a max-plus linear system. If the times of as many repetitions as an action
 looks back are all those of c repetitions earlier plus T, so are the next, by induction (Baccelli et al., "Synchronization and
 Linearity", 1992, section 3.7). Links are part of it, each serves its messages in the order of one row. Hosts that launch, shared
-streams, engines per device and copies to the host are not: their schedules are simulated in full. The repetitions are walked by arrays.
+streams, engines per device and copies to and from the host are not: their schedules are simulated in full. The repetitions are walked by arrays.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def simulate_periodic(
     verify(schedule, routes=routes)
     routes = route_sequence(routes, schedule.n_stages)
     checked = make_costs(schedule.n_stages, schedule.n_devices, routes, **costs)
-    if checked.engines is not Engines.PAIR or any(checked.launch) or checked.streams or schedule.kinds & _BESIDE:
+    is_beside = any(checked.launch) or checked.streams or checked.has_input_seconds or schedule.kinds & _BESIDE
+    if checked.engines is not Engines.PAIR or is_beside:
         return _simulated(schedule, schedule.repetitions, None, routes, costs)
     arrays, count, steady = ScheduleArrays(schedule, routes, checked), min(_FEW, schedule.repetitions), None
     while True:

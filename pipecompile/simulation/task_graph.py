@@ -55,6 +55,10 @@ class TaskGraph:
     """Changes of memory per device, in the order of its row; empty lists if no value has a size."""
     issued: list[tuple[float, float]] = field(default_factory=list)
     """Begin and end of the launch of each task by the host, in seconds; an empty list if launching takes no time."""
+    inputs: list[list[int]] = field(default_factory=list)
+    """Per device, the messages that bring inputs from the host, in the order of its row; empty if they take no time."""
+    posted: dict[int, float] = field(default_factory=dict)
+    """The second at which the host launches the copy of an input, by its message; empty if launching takes no time."""
     after: list[int] = field(default_factory=list)
     """The task of another device before each task on a stream that both compute on, -1 for none; an empty list without such streams."""
     engines: dict[tuple[int, int], tuple[Hashable, ...]] = field(default_factory=dict)
