@@ -19,7 +19,7 @@ from pipecompile.driver.loss_trial import loss_undone
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError, RecordingWarning
 from pipecompile.graph.loss_outputs import LossOutputs
-from pipecompile.runtime.cells.recompute import SideEffects
+from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import version_of

@@ -15,7 +15,7 @@ import torch
 from pipecompile.ir import HOST, LOSS, Program, Route
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.passes import lower
-from pipecompile.runtime.cells.recompute import SideEffects
+from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.executable import Executable, ProgramBinding
 from pipecompile.schedules import build_schedule

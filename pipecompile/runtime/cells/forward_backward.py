@@ -31,6 +31,7 @@ __all__ = [
     "forward_cell",
     "forward_with_graph",
     "input_cell",
+    "make_leaves",
     "then_add",
     "weight_cell",
 ]
@@ -91,9 +92,18 @@ def forward_cell(
 def forward_with_graph(
     stage: Function, values: list[Any], size: tuple[int, ...], *, casts: bool
 ) -> tuple[Sequence[Any], SavedGraph]:
-    """Run a stage on leaves made from `values`, which are replaced in place. Return the outputs and the graph.
+    """Run a stage on leaves made from `values`, which are replaced in place. Return the outputs and the graph."""
+    leaves = make_leaves(values, casts=casts)
+    before = hooks_registered()
+    results = stage(*values, *size)
+    edges = [edge_of(value) if isinstance(value, torch.Tensor) and value.requires_grad else None for value in results]
+    return results, SavedGraph(leaves, edges, hooks_registered() != before)
 
-    Autocast treats leaves as weights: it casts each once and caches the result. Therefore it gets views of the leaves.
+
+def make_leaves(values: list[Any], *, casts: bool) -> list[torch.Tensor | None]:
+    """Replace values that require a gradient by leaves, in place. Return the leaf per value; None for other values.
+
+    Autocast treats leaves as weights: it casts each once and caches the result. Therefore the stage gets views of the leaves.
     """
     leaves: list[torch.Tensor | None] = [None] * len(values)
     is_cast = casts or is_any_autocast_enabled()
@@ -101,10 +111,7 @@ def forward_with_graph(
         if isinstance(value, torch.Tensor) and value.requires_grad:
             leaf = leaves[place] = value.detach().requires_grad_()
             values[place] = leaf.view_as(leaf) if is_cast else leaf
-    before = hooks_registered()
-    results = stage(*values, *size)
-    edges = [edge_of(value) if isinstance(value, torch.Tensor) and value.requires_grad else None for value in results]
-    return results, SavedGraph(leaves, edges, hooks_registered() != before)
+    return leaves
 
 
 def edge_of(output: torch.Tensor) -> GradientEdge | None:

@@ -19,108 +19,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from pipecompile.graph.stages import Stage
-from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph
+from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph, make_leaves
+from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.accelerators import random_state, set_random_state
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
-from pipecompile.torch_private.modes import enter_autocast, is_any_autocast_enabled
-from pipecompile.torch_private.modules import forward_hooks_of
-from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
-from pipecompile.tracing.node_facts import facts
-from pipecompile.tracing.opaque.opaque_module import OpaqueModule
-from pipecompile.tracing.reachable_code import reachable
+from pipecompile.torch_private.modes import is_any_autocast_enabled
 from pipecompile.tracing.recompute_flag import recomputation
-from pipecompile.tracing.state.effect_places import EffectPlace, restored_places
+from pipecompile.tracing.state.effect_places import restored_places
 from pipecompile.tracing.state.random_states import (
     CPU_RANDOM,
-    RandomSource,
     RandomStates,
-    generators_among,
-    random_sources,
 )
-from pipecompile.tracing.state.snapshot import held_values, places_of
 
-__all__ = ["Recipe", "SideEffects", "StageRun", "checkpointed_cell", "recompute_cell", "with_random_lock"]
+__all__ = ["Recipe", "StageRun", "checkpointed_cell", "recompute_cell", "with_random_lock"]
 
 _Random = tuple[torch.Tensor, RandomStates]
 """State of the device's generator, and states of the generators of Python."""
 
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 """(device type, dtype, is enabled) per device type; empty if autocast is enabled for none."""
-
-
-@dataclass(frozen=True, slots=True)
-class SideEffects:
-    """Side effects of running a stage, found in its graph.
-
-    draws             the stage draws random numbers
-    written_buffers   tensors of the model that it may write
-    written_inputs    places of the inputs that it writes in place
-    casts             it has autocast regions
-    redraws           a region of the user's own checkpointing draws its random numbers again in the backward
-    generators        the sources that Python of its opaque pieces may draw from
-    lifted            the numbers of the model that it reads at every run
-    places            where its effect nodes write
-    runs_python       it has pieces of the user's that are kept whole, or hooks of layers
-    """
-
-    draws: bool = False
-    written_buffers: tuple[torch.Tensor, ...] = ()
-    written_inputs: tuple[int, ...] = ()
-    casts: bool = False
-    redraws: bool = False
-    generators: tuple[RandomSource, ...] = ()
-    lifted: LiftedState = NOTHING_LIFTED
-    places: tuple[EffectPlace, ...] = ()
-    runs_python: bool = False
-
-    @classmethod
-    def of(cls, stage: Stage) -> SideEffects:
-        """Return the side effects of a stage."""
-        inputs = [node for node in stage.module.graph.nodes if node.op == "placeholder"][: len(stage.inputs)]
-        nodes = [node for node in stage.module.graph.nodes if node.op != "placeholder"]
-        written = {storage for node in nodes for storage in facts(node).mutates}
-        return cls(
-            any(facts(node).draws for node in nodes),
-            tuple({id(tensor): tensor for tensor in _written_tensors(stage.module, nodes, written)}.values()),
-            tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
-            any(node.target is enter_autocast for node in nodes),
-            any(noted.draws and noted.region and noted.region.keeps_draws for noted in map(facts, nodes)),
-            _python_sources(stage.module, nodes),
-            next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
-            tuple(node.target.place for node in nodes if hasattr(node.target, "place")),
-            any(_runs_python(called) for called in _called_modules(stage.module, nodes)),
-        )
-
-
-def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: set[int]) -> Iterator[torch.Tensor]:
-    """Yield the tensors of the model that the nodes of a stage may write."""
-    for node in nodes:
-        if node.op == "call_module" and facts(node).mutates:
-            yield from module.get_submodule(str(node.target)).buffers()
-        elif node.op == "get_attr" and written & facts(node).storages:
-            *parents, name = str(node.target).split(".")
-            yield getattr(module.get_submodule(".".join(parents)), name)
-
-
-def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:
-    """Return the sources of random numbers that Python inside the opaque pieces of a stage may draw from."""
-    called = _called_modules(module, [node for node in nodes if facts(node).draws])
-    owners = [owner for piece in called if isinstance(piece, OpaqueModule) for owner in piece.owner]
-    held = [value for owner in owners for value in (*held_values(places_of(owner)), *reachable(owner).objects)]
-    return tuple(random_sources(generators_among(held))) if owners else ()
-
-
-def _called_modules(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[nn.Module]:
-    return [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
-
-
-def _runs_python(called: nn.Module) -> bool:
-    return (isinstance(called, OpaqueModule) and called.is_users) or any(forward_hooks_of(called))
 
 
 @dataclass(slots=True)
@@ -146,10 +66,17 @@ class StageRun:
     effects: SideEffects
     device: torch.device
 
-    def forward(self, frame: Frame, values: list[Any]) -> tuple[Sequence[Any], SavedGraph]:
-        """Return the outputs and what their backward needs."""
-        size = () if self.size_of is None else (frame.sizes[self.size_of],)
-        return forward_with_graph(self.function, values, size, casts=self.effects.casts)
+    def forward(self, frame: Frame, values: list[Any]) -> Sequence[Any]:
+        """Return the outputs, and keep nothing."""
+        make_leaves(values, casts=self.effects.casts)
+        return self.function(*values, *self._size(frame))
+
+    def recorded(self, frame: Frame, values: list[Any]) -> SavedGraph:
+        """Run the forward and return what its backward needs."""
+        return forward_with_graph(self.function, values, self._size(frame), casts=self.effects.casts)[1]
+
+    def _size(self, frame: Frame) -> tuple[int, ...]:
+        return () if self.size_of is None else (frame.sizes[self.size_of],)
 
     @property
     def device_types(self) -> tuple[str, ...]:
@@ -167,7 +94,7 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
         with CPU_RANDOM if effects.draws else _UNCHANGED:
             registers[recipe] = _recipe(values, effects, stage.device, device_types)
             with _without_user_hooks():
-                results = stage.forward(frame, values)[0]
+                results = stage.forward(frame, values)
         for index, value in zip(outputs, results, strict=True):
             is_tensor = isinstance(value, torch.Tensor)
             registers[index] = value.detach().requires_grad_(value.requires_grad) if is_tensor else value
@@ -204,7 +131,7 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
             values[place] = value
         recording = _UNCHANGED if torch.is_grad_enabled() else torch.enable_grad()
         with recomputation(), recording, _restored(before, stage, device_types):
-            _, registers[saved] = stage.forward(frame, values)
+            registers[saved] = stage.recorded(frame, values)
 
     return recompute
 
@@ -212,6 +139,8 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
 def _restored(before: Recipe, stage: StageRun, device_types: Sequence[str]) -> AbstractContextManager[None]:
     """Return a context in which the state of the forward holds; for most stages nothing differs."""
     now, autocast = _autocast(device_types), before.autocast
+    if before is _NOTHING and not now:
+        return _UNCHANGED
     if autocast == now:
         autocast = ()
     elif not autocast:
@@ -252,14 +181,21 @@ def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device
 
 
 def _recipe(values: Sequence[Any], effects: SideEffects, device: torch.device, device_types: Sequence[str]) -> Recipe:
+    autocast = _autocast(device_types)
+    if effects.is_stateless and not autocast:
+        return _NOTHING
     return Recipe(
         _random_state(device, effects) if effects.draws else None,
-        _autocast(device_types),
+        autocast,
         [buffer.detach().clone() for buffer in effects.written_buffers],
         {place: _copy(values[place]) for place in effects.written_inputs if isinstance(values[place], torch.Tensor)},
         effects.lifted.numbers,
         [place.before() for place in effects.places],
     )
+
+
+_NOTHING = Recipe(None, (), [], {}, {}, [])
+"""The recipe of a forward that neither reads nor writes state, without autocast."""
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:

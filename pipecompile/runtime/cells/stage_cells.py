@@ -11,7 +11,7 @@ from torch import nn
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, Route
 from pipecompile.runtime.cells.forward_backward import Function
-from pipecompile.runtime.cells.recompute import SideEffects
+from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.cells.stage_call import LossCode, StageCode, with_loss
 from pipecompile.runtime.results import Outputs
 

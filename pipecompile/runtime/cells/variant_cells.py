@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from pipecompile.ir import Route
 from pipecompile.runtime.cells.forward_backward import Function
-from pipecompile.runtime.cells.recompute import SideEffects
+from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.cells.stage_cells import Cell, CellCode
 from pipecompile.runtime.registers import Frame, Run
 

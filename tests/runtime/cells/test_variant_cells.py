@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pipecompile.ir import HOST, Route
-from pipecompile.runtime.cells.recompute import SideEffects
+from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import PortedCode, VariantCell, chosen_run, with_ports
 from pipecompile.runtime.registers import Frame

@@ -1,0 +1,99 @@
+"""Side effects of running a stage, found in its graph: what a recomputation has to restore, and what other stages may meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import fx, nn
+
+from pipecompile.graph.stages import Stage
+from pipecompile.torch_private.modes import enter_autocast
+from pipecompile.torch_private.modules import forward_hooks_of
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
+from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.effect_places import EffectPlace
+from pipecompile.tracing.state.random_states import RandomSource, generators_among, random_sources
+from pipecompile.tracing.state.snapshot import held_values, places_of
+
+__all__ = ["SideEffects"]
+
+
+@dataclass(frozen=True)
+class SideEffects:
+    """Side effects of running a stage, found in its graph.
+
+    draws             the stage draws random numbers
+    written_buffers   tensors of the model that it may write
+    written_inputs    places of the inputs that it writes in place
+    casts             it has autocast regions
+    redraws           a region of the user's own checkpointing draws its random numbers again in the backward
+    generators        the sources that Python of its opaque pieces may draw from
+    lifted            the numbers of the model that it reads at every run
+    places            where its effect nodes write
+    runs_python       it has pieces of the user's that are kept whole, or hooks of layers
+    """
+
+    draws: bool = False
+    written_buffers: tuple[torch.Tensor, ...] = ()
+    written_inputs: tuple[int, ...] = ()
+    casts: bool = False
+    redraws: bool = False
+    generators: tuple[RandomSource, ...] = ()
+    lifted: LiftedState = NOTHING_LIFTED
+    places: tuple[EffectPlace, ...] = ()
+    runs_python: bool = False
+
+    @cached_property
+    def is_stateless(self) -> bool:
+        """Return whether a forward neither draws, nor writes buffers or inputs, nor reads numbers, nor leaves values on the model."""
+        kept = self.draws, self.written_buffers, self.written_inputs, self.lifted is not NOTHING_LIFTED, self.places
+        return not any(kept)
+
+    @classmethod
+    def of(cls, stage: Stage) -> SideEffects:
+        """Return the side effects of a stage."""
+        inputs = [node for node in stage.module.graph.nodes if node.op == "placeholder"][: len(stage.inputs)]
+        nodes = [node for node in stage.module.graph.nodes if node.op != "placeholder"]
+        written = {storage for node in nodes for storage in facts(node).mutates}
+        return cls(
+            any(facts(node).draws for node in nodes),
+            tuple({id(tensor): tensor for tensor in _written_tensors(stage.module, nodes, written)}.values()),
+            tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
+            any(node.target is enter_autocast for node in nodes),
+            any(noted.draws and noted.region and noted.region.keeps_draws for noted in map(facts, nodes)),
+            _python_sources(stage.module, nodes),
+            next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
+            tuple(node.target.place for node in nodes if hasattr(node.target, "place")),
+            any(_runs_python(called) for called in _called_modules(stage.module, nodes)),
+        )
+
+
+def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: set[int]) -> Iterator[torch.Tensor]:
+    """Yield the tensors of the model that the nodes of a stage may write."""
+    for node in nodes:
+        if node.op == "call_module" and facts(node).mutates:
+            yield from module.get_submodule(str(node.target)).buffers()
+        elif node.op == "get_attr" and written & facts(node).storages:
+            *parents, name = str(node.target).split(".")
+            yield getattr(module.get_submodule(".".join(parents)), name)
+
+
+def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:
+    """Return the sources of random numbers that Python inside the opaque pieces of a stage may draw from."""
+    called = _called_modules(module, [node for node in nodes if facts(node).draws])
+    owners = [owner for piece in called if isinstance(piece, OpaqueModule) for owner in piece.owner]
+    held = [value for owner in owners for value in (*held_values(places_of(owner)), *reachable(owner).objects)]
+    return tuple(random_sources(generators_among(held))) if owners else ()
+
+
+def _called_modules(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[nn.Module]:
+    return [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
+
+
+def _runs_python(called: nn.Module) -> bool:
+    return (isinstance(called, OpaqueModule) and called.is_users) or any(forward_hooks_of(called))
