@@ -20,12 +20,18 @@ from tests.support.small_models import with_small_models
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ELSEWHERE = {"errors.md", "distributed.md"}
-"""Pages whose Python has a test of its own: test_errors_page.py, test_distributed_page.py."""
+ELSEWHERE = {"errors.md", "distributed.md", "launching.md"}
+"""Pages whose Python has a test of its own: test_errors_page.py, test_distributed_page.py, test_launching_page.py."""
 
 LANGUAGES = {"python", "console", "text", "sh"}
-SHELL = ("torchrun --standalone --nproc-per-node=2 examples/", "python examples/", "pip install")
-"""Beginnings of commands in `sh` blocks: test_examples.py runs the examples, `make wheel` installs."""
+SHELL = (
+    "torchrun --standalone --nproc-per-node=2 examples/",
+    "torchrun --standalone --nproc-per-node=2 train.py",
+    "torchrun --nnodes=2 --nproc-per-node=1",
+    "python examples/",
+    "pip install",
+)
+"""Beginnings of commands in `sh` blocks: test_examples.py and test_launching_page.py run them, `make wheel` installs."""
 
 
 def blocks(page: Path) -> list[tuple[str, int, str]]:
