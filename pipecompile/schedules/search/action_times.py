@@ -12,40 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 from pipecompile.ir import Kind
+from pipecompile.schedules.search.cell_seconds import CellSeconds, least_seconds
 from pipecompile.schedules.search.release_lags import Lag
 from pipecompile.schedules.search.workload import Transfers, Workload
 
-__all__ = ["ActionTimes", "CellSeconds", "action_times", "least_held", "least_seconds"]
+__all__ = ["ActionTimes", "action_times"]
 
 Grid = list[list[float]]
 """Seconds by stage and micro-batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class CellSeconds:
-    """The least seconds of the actions of one micro-batch, per stage: F, R (0 if it is not recomputed), I or the part of B until its end
-    at the earliest, and W or the rest of the shorter of B and I with W.
-    """
-
-    forward: tuple[float, ...]
-    recompute: tuple[float, ...]
-    input_grad: tuple[float, ...]
-    weight_grad: tuple[float, ...]
-
-
-def least_seconds(workload: Workload) -> CellSeconds:
-    """Return the least seconds of each part of a cell, whether its backward is split or not."""
-    stages = range(workload.n_stages)
-    recompute = tuple(workload.recompute[s] if workload.is_recomputed[s] else 0.0 for s in stages)
-    if not workload.split:
-        return CellSeconds(workload.forward, recompute, workload.backward, (0.0,) * workload.n_stages)
-    both = [workload.input_grad[s] + workload.weight_grad[s] for s in stages]
-    input_grad = tuple(map(min, workload.input_grad, workload.backward))
-    rest = tuple(min(whole, b) - i for whole, b, i in zip(both, workload.backward, input_grad, strict=True))
-    return CellSeconds(workload.forward, recompute, input_grad, rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +36,6 @@ def action_times(workload: Workload, n_microbatches: int, lags: Sequence[Lag]) -
     """Return the heads and tails of all actions."""
     cell = least_seconds(workload)
     return ActionTimes(_heads(workload, cell, n_microbatches, lags), _tails(workload, cell, n_microbatches, lags))
-
-
-def least_held(workload: Workload, cell: CellSeconds, s: int) -> float:
-    """Return the least seconds from the start of F to the end of I of a micro-batch on stage s, on its way through later stages."""
-    n_stages = workload.n_stages
-    turn = [-inf] * n_stages
-    start = [-inf] * n_stages
-    start[s] = 0.0
-    for a in range(s, n_stages):
-        if start[a] > -inf:
-            turn[a] = start[a] + cell.forward[a] + cell.recompute[a]
-            for transfer in workload.forward_transfers[a]:
-                for b in transfer.stages:
-                    start[b] = max(start[b], start[a] + cell.forward[a] + transfer.seconds)
-    for a in range(n_stages - 1, s, -1):
-        for transfer in workload.gradient_transfers[a]:
-            for b in transfer.stages:
-                turn[b] = max(turn[b], turn[a] + cell.input_grad[a] + transfer.seconds)
-    return turn[s] + cell.input_grad[s]
 
 
 def _heads(workload: Workload, cell: CellSeconds, n: int, lags: Sequence[Lag]) -> dict[Kind, Grid]:
@@ -102,10 +59,10 @@ def _heads(workload: Workload, cell: CellSeconds, n: int, lags: Sequence[Lag]) -
 
 
 def _freed(lag: Lag, i: Grid, w: Grid, cell: CellSeconds, m: int) -> float:
-    """Return the end of the release that F of micro-batch m waits for."""
+    """Return the seconds until which F of micro-batch m waits for a release."""
     t, past = lag.release, m - lag.count
     if lag.kind is Kind.INPUT_GRAD:
-        return i[t][past] + cell.input_grad[t]
+        return i[t][past] + cell.input_grad[t] + lag.seconds
     return w[t][past] + cell.weight_grad[t]
 
 
@@ -139,8 +96,9 @@ def _tails(workload: Workload, cell: CellSeconds, n: int, lags: Sequence[Lag]) -
 
 def _released(lags: Sequence[Lag], kind: Kind, f: Grid, cell: CellSeconds, m: int, n: int) -> float:
     """Return the tail after the release of micro-batch m by an action of `kind`, through the forwards that wait for it."""
-    waiting = ((lag.forward, m + lag.count) for lag in lags if lag.kind is kind and m + lag.count < n)
-    return max((cell.forward[s] + f[s][later] for s, later in waiting), default=0.0)
+    waiting = (lag for lag in lags if lag.kind is kind and m + lag.count < n)
+    rests = (lag.seconds + cell.forward[lag.forward] + f[lag.forward][m + lag.count] for lag in waiting)
+    return max(rests, default=0.0)
 
 
 def _by_stage(lags: Sequence[Lag], n_stages: int, *, of_forward: bool) -> list[list[Lag]]:

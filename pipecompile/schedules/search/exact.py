@@ -20,7 +20,8 @@ from typing import Any
 
 from pipecompile.ir import Kind, Schedule
 from pipecompile.schedules.search.evaluate import Evaluator
-from pipecompile.schedules.search.exact_model import ExactModel, build_model, rows_of
+from pipecompile.schedules.search.exact_model import ExactModel, build_model
+from pipecompile.schedules.search.exact_rows import rows_of
 from pipecompile.schedules.search.list_search import EvaluatedSchedule
 from pipecompile.schedules.search.workload import Workload
 from pipecompile.simulation.event_walk import walk

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from pipecompile.ir import Action, Kind
-from pipecompile.schedules.search.action_times import action_times
+from pipecompile.ir import Kind
+from pipecompile.schedules.search.action_times import ActionTimes, action_times
 from pipecompile.schedules.search.release_lags import release_lags
 from pipecompile.schedules.search.ticks import Tick
 from pipecompile.schedules.search.workload import Transfers, Workload, with_free_recompute
 from pipecompile.simulation.costs import Engines
 
-__all__ = ["ExactModel", "build_model", "rows_of"]
+__all__ = ["ExactModel", "build_model"]
 
 _TICKS = 2_000_000
 """Ticks of a step whose durations have no common divisor: rounding costs less than 0.01 % over some hundred actions."""
@@ -227,19 +227,32 @@ class _ModelBuilder:
     def _wait_for_memory(self) -> None:
         """Add what follows from the memory: heads and tails of all actions, and forwards that wait for a release."""
         workload = with_free_recompute(self.workload) if self.out.recomputes else self.workload
-        lags = release_lags(workload, self.capacity, self.m)
+        lags, tick = release_lags(workload, self.capacity, self.m), self.out.tick
         for lag in lags:
+            is_free = (lag.release, 0) in self.out.is_whole
+            if is_free and lag.kind is Kind.WEIGHT_GRAD:
+                continue  # a younger B may end before this W
+            rounded = 0 if tick.is_exact else lag.count + workload.n_stages  # each action in between may lose a tick
+            waits = 0 if is_free else max(0, tick.down(lag.seconds) - rounded)
             for m in range(self.m - lag.count):
-                self.cp.add(
-                    self.out.start[Kind.FORWARD, lag.forward, m + lag.count] >= self.out.end[lag.kind, lag.release, m]
-                )
-        times, tick = action_times(workload, self.m, lags), self.out.tick
+                later, release = (Kind.FORWARD, lag.forward, m + lag.count), (lag.kind, lag.release, m)
+                self.cp.add(self.out.start[later] >= self.out.end[release] + waits)
+        self._bound_times(action_times(workload, self.m, lags))
+
+    def _bound_times(self, times: ActionTimes) -> None:
+        """Add the heads and tails. Of a backward that may be B the tail begins where its I would end, and W has none: its place among
+        younger backwards is free.
+        """
+        tick, work = self.out.tick, self.workload
         for (kind, s, m), start in self.out.start.items():
-            if kind in times.head:
-                self.cp.add(start >= tick.down(times.head[kind][s][m] * _ROUNDED))
-                self.cp.add(
-                    self.out.end[kind, s, m] + tick.down(times.tail[kind][s][m] * _ROUNDED) <= self.out.makespan
-                )
+            is_free = (s, m) in self.out.is_whole
+            if kind not in times.head or (is_free and kind is Kind.WEIGHT_GRAD):
+                continue
+            end = self.out.end[kind, s, m]
+            if is_free and kind is Kind.INPUT_GRAD:
+                end = start + tick.down(min(work.input_grad[s], work.backward[s]))
+            self.cp.add(start >= tick.down(times.head[kind][s][m] * _ROUNDED))
+            self.cp.add(end + tick.down(times.tail[kind][s][m] * _ROUNDED) <= self.out.makespan)
 
     def _engines(self, source: int, target: int) -> tuple[object, ...]:
         return (source, ~target) if self.engines is Engines.DEVICE else ((source, target),)
@@ -279,20 +292,3 @@ class _ModelBuilder:
         else:
             interval = self.cp.new_optional_interval_var(first, self._var(), last, presence, "")
         self.held[device].append((interval, size))
-
-
-def rows_of(model: ExactModel, value: Any, workload: Workload) -> tuple[tuple[Action, ...], ...]:
-    """Return the rows of a solution: actions by their start. `value` returns the value of a variable or expression."""
-    order = {kind: rank for rank, kind in enumerate((Kind.FORWARD, Kind.RECOMPUTE, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD))}
-    rows: list[list[tuple[Any, Action]]] = [[] for _ in range(workload.n_devices)]
-    for (kind, s, m), start in model.start.items():
-        whole = model.is_whole.get((s, m))
-        if kind is Kind.RECOMPUTE and s in model.recomputes and not value(model.recomputes[s]):
-            continue
-        is_whole = not model.split or (whole is not None and bool(value(whole)))
-        if is_whole and kind is Kind.WEIGHT_GRAD:
-            continue
-        rank = value(start), value(model.end[kind, s, m]), order[kind], s if kind is Kind.FORWARD else -s, m
-        action = Action(s, Kind.BACKWARD if is_whole and kind is Kind.INPUT_GRAD else kind, m)
-        rows[workload.placement[s]].append((rank, action))
-    return tuple(tuple(action for _, action in sorted(row, key=lambda entry: entry[0])) for row in rows)

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from pipecompile.schedules.search.action_times import least_seconds
+from pipecompile.schedules.search.cell_seconds import least_seconds
 from pipecompile.schedules.search.workload import Workload
 from pipecompile.simulation.costs import Costs, Hosts
 

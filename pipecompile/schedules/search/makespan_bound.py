@@ -20,7 +20,8 @@ from itertools import product
 from math import inf
 
 from pipecompile.ir import Kind
-from pipecompile.schedules.search.action_times import ActionTimes, CellSeconds, action_times, least_held, least_seconds
+from pipecompile.schedules.search.action_times import ActionTimes, action_times
+from pipecompile.schedules.search.cell_seconds import CellSeconds, least_held, least_seconds
 from pipecompile.schedules.search.one_machine import Job, one_machine_bound
 from pipecompile.schedules.search.release_lags import release_lags
 from pipecompile.schedules.search.workload import Workload, with_free_recompute

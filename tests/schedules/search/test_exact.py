@@ -135,6 +135,17 @@ def test_a_whole_backward_is_taken_where_it_is_shorter() -> None:
     assert any(action.kind is Kind.BACKWARD for row in schedule.rows for action in row)
 
 
+def test_nothing_is_proven_about_the_place_of_w_where_a_backward_may_be_whole() -> None:
+    """B takes 2, I and W take 3: F F B B is the optimum. Its last B ends the step, though I would leave a W."""
+    costs = make_costs(1, 1, chain(1), forward=1.01, input_grad=1.0, weight_grad=2.0, backward=2.0)
+    evaluator = Evaluator((0,), chain(1), costs, None)
+    problem = ExactProblem(evaluator, evaluator.workload(), 2)
+    result = solve_exactly(problem, None, shorter_than=20.0, bound=0.0, seconds=(2.0, 60.0))
+    assert result.schedule is not None
+    assert result.bound <= result.schedule.seconds * (1 + 1e-9)
+    assert result.schedule.seconds == pytest.approx(6.02)
+
+
 def test_without_or_tools_the_search_says_that_nothing_was_proven_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (auto, exact):
         monkeypatch.setattr(module, "cp_sat", lambda: None)

@@ -39,3 +39,9 @@ def test_no_schedule_of_the_catalogue_is_shorter(schedule: Schedule) -> None:
     work = unit_workload(schedule.placement)
     held = [peak * schedule.placement.count(d) for d, peak in enumerate(timeline.peak_in_flight)]
     assert makespan_lower_bound(work, schedule.n_microbatches, held) <= timeline.makespan
+
+
+def test_memory_that_w_holds_delays_the_next_forward() -> None:
+    """Room for one micro-batch and a fifth: half of one waits for W, so every forward of a device waits for the W before."""
+    work = replace(unit_workload(loop(3, 3)), saved=(1.0,) * 3, weight_saved=(0.5,) * 3)
+    assert makespan_lower_bound(work, 4, (1.2,) * 3) == 4 * 7.0
