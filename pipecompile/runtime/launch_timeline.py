@@ -18,6 +18,7 @@ from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.runtime.stream_events import STORE, Lane, Launch, launches
 from pipecompile.simulation.costs import CostOptions, Costs, Hosts, make_costs
 from pipecompile.simulation.host_launches import launch_seconds
+from pipecompile.verifiers import verify
 
 __all__ = ["simulate_launches"]
 
@@ -27,7 +28,7 @@ def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timelin
 
     Copies of OFFLOAD and RELOAD have a stream per direction and device. The host launches all devices in one order and waits for none of them. The program has to be lowered with `overlap=True`. Memory is
     not simulated. Copies between devices queue for the link between their two devices. Raises InputError for ties, which ranks alone exchange, and
-    for `engines="device"`. O(n) for n instructions.
+    for `engines="device"`, and VerifyError for a program that is not legal. O(n) for n instructions.
     """
     if not isinstance(program, Program):
         raise InputError(f"a {type(program).__name__} is no Program", hint="simulate_launches(pipe.program, ...)")
@@ -39,6 +40,7 @@ def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timelin
             why="one process launches copies on a stream per pair of devices, and keeps tied parameters equal by itself",
             hint="simulate(program, ...)",
         )
+    verify(program)
     return _LaunchRun(program, checked).run()
 
 

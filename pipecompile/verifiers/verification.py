@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import Action, Program, Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import amounts
+from pipecompile.ir.input_checks import amounts, whole
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
 from pipecompile.verifiers.memory_bounds import byte_faults, in_flight_faults
@@ -108,8 +108,12 @@ def _legal(
 ) -> list[str]:
     match subject:
         case Program():
+            whole("n_stages", subject.n_stages, 0)
+            whole("n_microbatches", subject.n_microbatches, 0)
             return program_faults(subject, Level.SLOTS, models)
         case PeriodicProgram():
+            for name in ("n_stages", "repetitions", "step"):
+                whole(name, getattr(subject, name), 0)
             return periodic_program_faults(subject, models)
     all_routes = route_sequence(routes, subject.n_stages)
     faults = route_faults(all_routes, subject.n_stages)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import pipecompile as pc
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import Kind, Route, Tie, chain
 from pipecompile.passes import lower
 from pipecompile.runtime.launch_timeline import simulate_launches
@@ -58,3 +60,11 @@ def test_what_one_process_does_not_launch_is_refused() -> None:
         simulate_launches(program)
     with pytest.raises(InputError, match="engines='device'"):
         simulate_launches(lower(pc.build_schedule("gpipe", 2, 2), overlap=True), engines="device")
+
+
+@pytest.mark.parametrize("change", [{"n_stages": 1}, {"routes": ()}, {"rows": 1}])
+def test_a_program_that_is_not_legal_is_refused(change: dict[str, object]) -> None:
+    program = lower(pc.build_schedule("1f1b", 2, 2), chain(2))
+    damaged = replace(program, **({"rows": program.rows[:1]} if "rows" in change else change))  # type: ignore[arg-type]
+    with pytest.raises(VerifyError):
+        simulate_launches(damaged)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+import pipecompile as pc
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import Route, Schedule
 from pipecompile.passes import lower
@@ -52,3 +55,12 @@ def test_a_limit_needs_a_number_for_all_or_one_per_device() -> None:
         verify(SCHEDULE, in_flight=[2])
     with pytest.raises(InputError, match=r"verify\(lower\(schedule\), memory_limit="):
         verify(SCHEDULE, memory_limit=1e9)
+
+
+def test_counts_of_a_program_made_by_hand_are_whole_numbers() -> None:
+    program = replace(pc.lower_periodic(pc.build_periodic("1f1b", 2, 64)).unrolled(1), n_microbatches="3")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="n_microbatches='3'"):
+        pc.verify(program)
+    periodic = replace(pc.lower_periodic(pc.build_periodic("1f1b", 2, 64)), repetitions=2.5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"repetitions=2\.5"):
+        pc.verify(periodic)
