@@ -7,7 +7,7 @@ Where a cluster alone, with its tensors, takes longer than the bound, this bound
 the average load. `cut_bound` asks for the set around an anchor of least work and crossing tensors, whatever the precedence: a
 minimum cut (Picard, "Maximal closure of a graph", 1976), so its linear program has an integer optimum, in hundredths of a second.
 `anchor_bound` adds precedence: an integer program with windows of at most three stages, where ancestors of v are not after and
-descendants not before.
+descendants not before. `ilp/shared_capacity.py` adds the tensors of all anchors up.
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""The bound from all stages together never exceeds the optimum, and sees tensors that every stage moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from time import monotonic
+
+import pytest
+from hypothesis import given, settings
+from partitioners.oracle import brute_force, problems
+
+from pipecompile.partitioners import Node, Problem, Tensor, partition
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.ilp.shared_capacity import capacity_bound
+from pipecompile.partitioners.machine import Machine
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(memory=False, max_nodes=6))
+def test_the_bound_is_below_the_optimum(case):
+    optimum, _ = brute_force(*case)
+    if 0 < optimum < inf:
+        clusters, machine = coarsen(case[0]), Machine.of(*case)
+        for target in (optimum, 1.5 * optimum):
+            assert capacity_bound(clusters, machine, target, inf) <= optimum * (1 + 1e-6)
+
+
+def pairs(count: int, tensor: float = 1.0) -> Problem:
+    """Return pairs of nodes of 2 seconds each, all of which read one root: a stage holds one node and receives, or the root and sends."""
+    names = [f"n{i}" for i in range(count)]
+    return Problem(
+        (Node("root", 2.0), *(Node(name, 2.0) for name in names)),
+        precedence=tuple(("root", name) for name in names),
+        tensors=(Tensor("root", tuple(names), tensor),),
+    )
+
+
+def test_tensors_that_every_stage_moves_are_seen():
+    #  9 nodes of 2 seconds in 9 stages: 2 seconds of work each, and a stage that does not hold all of them receives or sends
+    problem = pairs(8)
+    clusters, machine = coarsen(problem), Machine.of(problem, 9)
+    assert 2.8 < capacity_bound(clusters, machine, 4.9, inf) <= 3.0  # that of the root's stage is a part: 0.64 s
+    assert capacity_bound(clusters, machine, 30.0, inf) < 2.5  # all nodes in one stage move nothing
+
+
+def test_a_target_that_no_stage_of_a_cluster_meets_is_returned():
+    problem = pairs(8)
+    assert capacity_bound(coarsen(problem), Machine.of(problem, 9), 2.9, inf) == pytest.approx(2.9, rel=1e-4)
+
+
+def test_faster_devices_and_cheaper_links_lower_the_bound():
+    problem = pairs(8)
+    fast = replace(problem, speed=(2.0,) * 9)
+    assert 1.6 < capacity_bound(coarsen(fast), Machine.of(fast, 9), 3.9, inf) <= 2.0
+    near = replace(problem, links=((0.5,) * 9,) * 9)
+    assert 2.3 < capacity_bound(coarsen(near), Machine.of(near, 9), 3.9, inf) <= 2.5
+
+
+def test_nothing_is_claimed_where_tensors_take_no_time_of_their_own():
+    shared = replace(pairs(8), placement=(0, 0, *range(1, 8)))
+    assert capacity_bound(coarsen(shared), Machine.of(shared, 9), 4.9, inf) == 0.0
+    beside = replace(pairs(8), overlap=True)
+    assert capacity_bound(coarsen(beside), Machine.of(beside, 9), 4.9, inf) == 0.0
+
+
+def test_after_the_deadline_clusters_count_without_tensors():
+    problem = pairs(8)
+    bound = capacity_bound(coarsen(problem), Machine.of(problem, 9), 4.9, monotonic() + 1e-3)
+    assert bound <= 3.0 + 1e-4
+
+
+def test_a_search_that_does_not_end_reports_the_bound():
+    #  40 leaves in 8 stages: at least 10.25 seconds of work each, and half a second of tensors in all but one
+    found = partition(pairs(40, 0.5), 8, time_limit=5.0, gap=0.0)
+    assert 10.5 < found.lower_bound <= found.bottleneck
