@@ -34,6 +34,9 @@ METHODS = ("auto", "dp", "ilp")
 MOST_STAGES = 10_000
 """Stages of a partition. A pipeline has no more."""
 
+CHAIN_SHARE = 0.75
+"""Share of the time limit for a chain of which senders pay for every receiver."""
+
 FILL_SHARE = 0.6
 """Share of the seconds left that stay for the integer programs when stages are filled by dynamic programs."""
 
@@ -140,17 +143,27 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
     cut_candidate_orders(state, state.begin + time_limit / 10)
     if state.assignment is None:
         state.offer(find_fitting_cut(state.clusters, state.machine, state.deadline))
-    if method != "ilp" and state.has_gap:
+    is_counted = _cut_chain(state, state.begin + CHAIN_SHARE * time_limit, max(GAP, gap))
+    if method != "ilp" and state.has_gap and not is_counted:
         cut_all_down_sets(state, early_deadline)
     state.tolerance = max(GAP, gap)
     if method != "dp" and state.has_gap:
         _raise_bound_by_anchors(state, state.begin + time_limit / 2)
     if state.has_gap:
-        cut_chain_with_copies(state, state.begin + time_limit / 2)
         polish(state, early_deadline)
         fill_between(state, state.deadline - FILL_SHARE * state.seconds_left)
     if method != "dp" and state.has_gap:
         close_gap(state)
+
+
+def _cut_chain(state: SolverState, deadline: float, tolerance: float) -> bool:
+    """Cut a chain with several receivers to a tolerance. Return whether that is decided: then the program over down-sets, which
+    counts receivers once, adds nothing.
+    """
+    before, state.tolerance = state.tolerance, tolerance
+    is_counted = cut_chain_with_copies(state, deadline)
+    state.tolerance = before
+    return is_counted
 
 
 def _raise_bound_by_anchors(state: SolverState, deadline: float) -> None:

@@ -36,12 +36,14 @@ DESCENT_SECONDS, PROMISING = 0.3, 1.05
 """Most seconds of local search from a cut of filled stages, and the ratio to the incumbent up to which it is begun."""
 
 
-def cut_chain_with_copies(state: SolverState, deadline: float) -> None:
-    """Find the optimum and prove it if the clusters are a chain and a sender pays for every receiver."""
+def cut_chain_with_copies(state: SolverState, deadline: float) -> bool:
+    """Find the optimum and prove it if the clusters are a chain and a sender pays for every receiver. Return whether
+    that is so, and no target had too many suffixes.
+    """
     clusters, arcs, order = state.clusters, set(state.clusters.arcs), range(len(state.clusters))
     is_chain = all(pair in arcs for pair in zip(order, order[1:], strict=False))
     if not is_chain or not state.has_gap or not counts_copies(clusters, state.machine, order):
-        return
+        return False
     state.enter("orders")
     step, refuted = FIRST_STEP, True
     while state.has_gap and monotonic() < deadline:
@@ -55,7 +57,8 @@ def cut_chain_with_copies(state: SolverState, deadline: float) -> None:
             state.raise_bound(target, "dp")
             step *= 2
         else:
-            return
+            return False
+    return True
 
 
 def fill_between(state: SolverState, deadline: float) -> None:
