@@ -11,6 +11,7 @@ charged for what they send, as ours are. A ratio is their slowest stage over our
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import warnings
 from collections.abc import Callable, Sequence
@@ -222,7 +223,8 @@ def main() -> None:
         lines = ["| " + " | ".join(row) + " |" for row in (HEADER, *(row.cells() for row in rows))]
         lines.insert(1, "|" + "---|" * len(HEADER))
         machine = (f"Python {platform.python_version()}, {platform.machine()}, torch {torch.__version__}, "
-                   f"time_limit={arguments.time_limit:g}, gap={arguments.gap:g}, written by `benchmarks/partition_models.py`.")  # fmt: skip
+                   f"time_limit={arguments.time_limit:g}, gap={arguments.gap:g}, {os.cpu_count()} cores under a load of {os.getloadavg()[2]:.1f} "
+                   "(with more processes than cores a search gets a part of its seconds), written by `benchmarks/partition_models.py`.")  # fmt: skip
         arguments.markdown.write_text(
             "\n".join(["# Cuts of real networks", "", machine, "", *lines, ""]), encoding="utf-8"
         )

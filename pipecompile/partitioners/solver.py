@@ -143,7 +143,7 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
     cut_candidate_orders(state, state.begin + time_limit / 10)
     if state.assignment is None:
         state.offer(find_fitting_cut(state.clusters, state.machine, state.deadline))
-    is_counted = _cut_chain(state, state.begin + CHAIN_SHARE * time_limit, max(GAP, gap))
+    is_counted = _cut_chain(state, time_limit, max(GAP, gap))
     if method != "ilp" and state.has_gap and not is_counted:
         cut_all_down_sets(state, early_deadline)
     state.tolerance = max(GAP, gap)
@@ -156,14 +156,14 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
         close_gap(state)
 
 
-def _cut_chain(state: SolverState, deadline: float, tolerance: float) -> bool:
-    """Cut a chain with several receivers to a tolerance. Return whether that is decided: then the program over down-sets, which
-    counts receivers once, adds nothing.
+def _cut_chain(state: SolverState, time_limit: float, tolerance: float) -> bool:
+    """Cut a chain with several receivers to a tolerance, then to that of the state while it is early. Return whether the problem is
+    one, and no target had too many suffixes: then the program over down-sets, which counts receivers once, adds nothing.
     """
     before, state.tolerance = state.tolerance, tolerance
-    is_counted = cut_chain_with_copies(state, deadline)
+    is_counted = cut_chain_with_copies(state, state.begin + CHAIN_SHARE * time_limit)
     state.tolerance = before
-    return is_counted
+    return is_counted and (not state.has_gap or cut_chain_with_copies(state, state.begin + time_limit / 4))
 
 
 def _raise_bound_by_anchors(state: SolverState, deadline: float) -> None:
