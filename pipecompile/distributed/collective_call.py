@@ -35,7 +35,7 @@ _SHOWN = 4
 class CollectiveCall:
     """A call of `function` on a batch. `leaves` are those of the inputs, then those of the target; `n_inputs` counts the former.
 
-    `modes` says how the call is run, in words.
+    `modes` says how the call is run, in words. `function` may have arguments that are compared, in parentheses.
     """
 
     function: str
@@ -68,7 +68,8 @@ class CollectiveCall:
     def __str__(self) -> str:
         layouts = [_layout(leaf) for leaf in self.leaves]
         named = [f"{self._kind(place)} {layout}" for place, layout in enumerate(layouts)]
-        return ", ".join([f"{self.function}({', '.join(named)})", *filter(None, [self.modes])])
+        call = self.function if self.function.endswith(")") else f"{self.function}({', '.join(named)})"
+        return ", ".join([call, *filter(None, [self.modes])])
 
     def samples(self) -> str:
         """Return the first elements of each leaf, as text."""

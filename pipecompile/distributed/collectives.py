@@ -15,6 +15,7 @@ from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.handler_errors import is_from_handler
+from pipecompile.distributed.own_groups import own_group
 from pipecompile.torch_private.process_groups import device_types
 
 __all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective"]
@@ -37,6 +38,11 @@ class CollectiveGroup:
     def __init__(self, group: dist.ProcessGroup, communicator: Communicator) -> None:
         self.group, self.communicator, self.size, self.index = group, communicator, group.size(), group.rank()
 
+    @property
+    def own(self) -> dist.ProcessGroup:
+        """The process group of ours with these ranks: a failed pipeline leaves the mesh's as it is."""
+        return own_group(self.group)
+
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a small tensor on a device whose tensors the group can send: NCCL has no CPU tensors."""
         types = device_types(self.group)
@@ -54,7 +60,7 @@ class CollectiveGroup:
         """Return the tensors `(width,)` of all ranks as the rows of a tensor `(ranks, width)`, on the device of the tensor."""
         sent = self._sendable(row)
         rows = sent.new_empty(self.size, row.numel())
-        self.wait(_all_gather(rows.view(-1), sent, self.group, async_op=True))
+        self.wait(_all_gather(rows.view(-1), sent, self.own, async_op=True))
         return rows.to(row.device)
 
     def start_all_gather(self, row: torch.Tensor, into: torch.Tensor | None = None) -> PendingCollective:
@@ -62,7 +68,7 @@ class CollectiveGroup:
         `row` must not change until then.
         """
         rows = row.new_empty(self.size, row.numel()) if into is None else into.view(self.size, row.numel())
-        work = _all_gather(rows.view(-1), row, self.group, async_op=True)
+        work = _all_gather(rows.view(-1), row, self.own, async_op=True)
         return PendingCollective(self, work, rows)
 
     def all_gather_text(self, text: str) -> list[str]:
@@ -85,11 +91,11 @@ class CollectiveGroup:
         ):  # gloo's reduce-scatter is an all-reduce as well, and its work has no `is_completed`
             return PendingCollective(self, self.start_sum(rows).work, rows[self.index])
         own = rows.new_empty(rows.shape[1])
-        work = _reduce_scatter(own, rows.view(-1), group=self.group, async_op=True)
+        work = _reduce_scatter(own, rows.view(-1), group=self.own, async_op=True)
         return PendingCollective(self, work, own)
 
     def _start_all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> PendingCollective:
-        return PendingCollective(self, dist.all_reduce(tensor, op, self.group, async_op=True), tensor)
+        return PendingCollective(self, dist.all_reduce(tensor, op, self.own, async_op=True), tensor)
 
     def wait(self, work: dist.Work | None) -> None:
         """Wait for a collective. Raises RankLost."""
@@ -138,6 +144,7 @@ class CollectiveGroup:
             return ended
         late = self._late_ranks()
         rank, name = self.communicator.board.root_of_wait(late[0], COLLECTIVE_PART)
+        what = self.communicator.board.with_reason(rank, what)
         others = f" (or to another of ranks {', '.join(map(str, late))})" if len(late) > 1 else ""
         return RankLost(
             FailureReport(rank, what + others, action=f"before {name} arrived", awaited=name), is_posted=False

@@ -13,25 +13,27 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from threading import Lock, current_thread, main_thread
+from threading import current_thread, main_thread
 from time import sleep
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from pipecompile.distributed.absences import Absences
 from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import POLL, PendingWait, watch
-from pipecompile.distributed.failure_report import Disagreement, FailureReport, RankLost
+from pipecompile.distributed.compile_settings import check_settings
+from pipecompile.distributed.failure_report import CopyDisagreement, Disagreement, FailureReport, RankLost
 from pipecompile.distributed.handler_errors import is_from_handler
 from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
-from pipecompile.distributed.message_groups import drop_message_group, message_backend
+from pipecompile.distributed.own_groups import GroupUse
+from pipecompile.distributed.posted_wait import PostedWait
 from pipecompile.distributed.process_end import report_uncaught, require_process
-from pipecompile.distributed.protocol import ABORT
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.status_board import StatusBoard
 from pipecompile.errors import RunError
@@ -56,17 +58,20 @@ class Communicator:
 
     def __init__(self, ranks: RankMesh) -> None:
         self.ranks, self.rank, self.timeout = ranks, ranks.rank, ranks.timeout
+        self.groups = GroupUse(ranks)  # raises before the pipeline counts
         self.number = _CREATED[ranks.members] = _CREATED[ranks.members] + 1
         self._process = os.getpid()
         self.board = StatusBoard(ranks.store(self.number), ranks.members, self.rank, self.timeout, ranks.copy)
+        self.board.absences = Absences(ranks.store(0), ranks.members, self.rank, self.number)
         self.action = ""
         self._broken: RunError | None = None
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
         self.is_connected = False
+        self.settings: Callable[[], str] = str  # what all ranks must have in common
         self._waiting: PendingWait | None = None
         self._seen: PendingWait | None = None  # the wait at the last check
-        self._is_wait_posted, self._lock = False, Lock()
+        self._posted = PostedWait(self.board, ranks, lambda: self._waiting)
         self._verdict: RankLost | None = None  # why the checking thread broke the connections
         self.breakers: list[Callable[[], None]] = []  # called when the connections are to be broken
         report_uncaught(self.board)
@@ -76,20 +81,29 @@ class Communicator:
     def connect(self) -> None:
         """Open channels to all peers, before the first message. All ranks must call this together."""
         if not self.is_connected:
-            self.agree("messages to come", "values of the pipeline")
-            backend, addresses = self._open()
-            for peer, address in addresses.items():
-                channel = Channel(backend, address, self.number, partial(self.wait, peer))
+            opening = f"{int(self.groups.is_open)}{self.settings()}"
+            texts = self.all_gather_text("messages to come", opening)
+            check_settings([text[1:] for text in texts], self.ranks.members)
+            backend = self._open(is_new=any(text.startswith("0") for text in texts))
+            for peer in (peer for peer in range(self.ranks.size) if peer != self.ranks.index):
+                channel = Channel(backend, peer, self.number, partial(self.wait, peer))
                 self._outboxes[peer], self._inboxes[peer] = Outbox(channel), Inbox(channel)
             self.is_connected = True
             watch(self)
 
-    def _open(self) -> tuple[Any, Mapping[int, int]]:
-        """Return the c10d backend for messages, and the number that each peer has in it. Raises RankLost."""
+    def _open(self, *, is_new: bool) -> Any:
+        """Return the c10d backend for messages. Raises RankLost."""
         try:
-            return message_backend(self.ranks)
+            return self.groups.opened(self.board.store, is_new=is_new)
         except RuntimeError as error:
             raise self.board.absent(error) from None
+
+    def _forget_connections(self) -> None:
+        """Let the next call open channels anew, if another pipeline of these ranks has failed and closed them."""
+        if self.is_connected and self.groups.is_stale:
+            self.is_connected = False
+            self._outboxes.clear()
+            self._inboxes.clear()
 
     def expect(self, source: int, names: Iterable[str]) -> None:
         """Append names to the values that will come from `source`, in this order. Raises RankLost."""
@@ -137,8 +151,7 @@ class Communicator:
             work.wait(_WAIT_TIMEOUT)
         finally:
             self._waiting = None
-        if self._is_wait_posted:  # after a failure the wait stays posted: other ranks may need it to name the cause
-            self._clear_wait()
+        self._posted.clear()  # after a failure the wait stays posted: other ranks may need it to name the cause
 
     def poll(self, peer: int, name: str, is_over: Callable[[], bool]) -> None:
         """Wait for a value that moves without this thread, as a GPU receives it. Raises RankLost."""
@@ -149,8 +162,7 @@ class Communicator:
             self.check_verdict()  # what is aborted is over as well
         finally:
             self._waiting = None
-        if self._is_wait_posted:
-            self._clear_wait()
+        self._posted.clear()
 
     def connection_lost(self, peer: int, name: str, error: Exception) -> RankLost:
         """Return the reason why value `name` does not come, or, with an empty name, why a value cannot be sent."""
@@ -171,7 +183,8 @@ class Communicator:
             if (report := self.board.failed()) is not None:
                 return RankLost(report, is_posted=True)
         rank, name = self.board.root_of_wait(self.ranks.rank_of(peer), name)
-        report = FailureReport(rank, self.board.cause(rank, what), awaited=name)
+        cause = self.board.cause(rank, self.board.with_reason(rank, what) if is_late else what)
+        report = FailureReport(rank, cause, awaited=name)
         return RankLost(report, is_posted=False, is_late=is_late)
 
     # -- while this rank waits ----------------------------------------------------------------------------------------
@@ -187,11 +200,12 @@ class Communicator:
             return
         try:
             self.check(self.ranks.rank_of(wait.peer))
-            self._post_wait(wait)
+            self._posted.post(wait)
             if cause := self.board.cause(self.ranks.rank_of(wait.peer), ""):
                 raise self._lost(wait.peer, cause, wait.name)  # a child of it may hold its connections open
             if awake() - wait.since > self.timeout:
-                raise self._lost(wait.peer, f"it has been silent for {self.timeout:.3g} s", wait.name, is_late=True)
+                silent = f"it has been silent for {self.timeout:.3g} s"
+                raise self._lost(wait.peer, silent, wait.name, is_late=True)
         except RankLost as lost:
             if self._waiting is wait:
                 self.give_up(lost)
@@ -211,31 +225,13 @@ class Communicator:
         if self._verdict is not None:
             raise self._verdict
 
-    def _post_wait(self, wait: PendingWait) -> None:
-        """Post the wait on the board, once, unless the wait has ended meanwhile."""
-        with self._lock:
-            if not self._is_wait_posted:
-                self._is_wait_posted = True
-                if self._waiting is wait:
-                    self.board.post_wait(self.ranks.rank_of(wait.peer), wait.name)
-                else:
-                    self._is_wait_posted = False
-
-    def _clear_wait(self) -> None:
-        with self._lock:
-            self._is_wait_posted = False
-            self.board.clear_wait()
-
     def _break(self) -> None:
         """End all waits in the connections of this rank: gloo closes all of them when one receive times out."""
-        drop_message_group(self.ranks)
+        self.groups.drop()
         for breaker in self.breakers:
             breaker()
-        channel = next((inbox.channel for inbox in self._inboxes.values()), None)
-        if channel is not None:
-            with suppress(RuntimeError):
-                part = torch.empty(1, dtype=torch.uint8, device="cpu")
-                channel.receive(part, ABORT).wait(timedelta(milliseconds=1))
+        if (channel := next((inbox.channel for inbox in self._inboxes.values()), None)) is not None:
+            channel.abort()
 
     # -- agreement and failures ---------------------------------------------------------------------------------------
 
@@ -250,6 +246,7 @@ class Communicator:
                 why=self._broken.what,
                 hint="start the ranks again, from the last checkpoint",
             )
+        self._forget_connections()
         self.board.begin(in_copy=in_copy)
 
     def require_process(self) -> None:
@@ -273,7 +270,12 @@ class Communicator:
         """Post a failure in this context for all ranks; raise the failure of another rank as RunError."""
         try:
             yield
-        except Disagreement:
+        except (
+            Disagreement,
+            CopyDisagreement,
+        ) as error:  # raised by all ranks, or by all of this copy: the pipeline goes on
+            if isinstance(error, CopyDisagreement) and self.ranks.copy != self.ranks.members:
+                self._fail(error)
             raise
         except RankLost as lost:
             report = lost.report if lost.is_posted else self.board.post_failure(lost.report)
@@ -290,7 +292,7 @@ class Communicator:
     def _fail(self, error: BaseException) -> None:
         """Post the failure of this rank, unless another rank failed first."""
         report = FailureReport.of(error, self.rank, self.action)
-        self._broken = report.error()
+        self._broken = replace(report, is_of_copy=False).error()
         if self.board.post_failure(report) == report:
             self.board.wait_for_readers(error)
         else:

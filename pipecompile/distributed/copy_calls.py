@@ -16,9 +16,9 @@ import torch
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.failure_report import Disagreement
 
-__all__ = ["COPY_CALLS", "rows_of_copies"]
+__all__ = ["COPY_CALLS", "equal_rows_of_copies", "rows_of_copies"]
 
-COPY_CALLS = ("pipe.step", "pipe.evaluate", "pipe.sum_over_copies")
+COPY_CALLS = ("pipe.step", "pipe.evaluate", "pipe.sum_over_copies", "pipe.clip_grad_norm_")
 """The calls by which copies exchange something."""
 
 _WIDTH = 5
@@ -39,3 +39,17 @@ def rows_of_copies(group: CollectiveGroup, call: str, numbers: Sequence[float] =
             hint="the same number of batches on all copies; a copy that has none left steps with x[:0], which adds nothing",
         )
     return [row[: len(numbers)] for row in rows]
+
+
+def equal_rows_of_copies(group: CollectiveGroup, call: str, numbers: Sequence[float]) -> None:
+    """Raise Disagreement, on all copies, unless all make this call with these numbers."""
+    rows = rows_of_copies(group, call, numbers)
+    if any(row != rows[0] for row in rows):
+        raise Disagreement(
+            f"the copies of the pipeline call {call} with other arguments",
+            where="; ".join(
+                f"copy {index}: {', '.join(f'{number:g}' for number in row)}" for index, row in enumerate(rows)
+            ),
+            why="all copies keep the same weights, so their gradients are scaled alike",
+            hint="the same arguments on every rank",
+        )

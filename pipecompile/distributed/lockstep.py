@@ -57,6 +57,7 @@ class Lockstep:
         self._communicator, self.calls = communicator, 0
         self.reads: Reads = lambda _: None
         self._call: CollectiveCall | None = None
+        self._compared: tuple[int, int] | None = None
         self._is_pending = self._is_late = self.is_whole = False
 
     @property
@@ -75,9 +76,10 @@ class Lockstep:
         self._call, self._is_pending, self._is_late = call, has_others, has_others
         try:
             if has_others and not is_looked_up:
-                self.recordings(0)
+                self._compared = self.recordings(0)
             yield
         finally:
+            self._compared = None
             self._call, self._is_pending, self._is_late, self.is_whole = None, False, False, False
 
     def recordings(self, found: int) -> tuple[int, int]:
@@ -86,6 +88,11 @@ class Lockstep:
         highest, lowest = self._compare(found)
         self._is_late = highest != lowest or not found
         return highest, lowest
+
+    def taken(self) -> tuple[int, int] | None:
+        """Return, once, what `recordings` said at the begin of this call: to a rank without recordings, where others may look one up."""
+        compared, self._compared = self._compared, None
+        return compared
 
     def compare_samples(self, recording: int) -> None:
         """Compare the samples of a call that has this recording now, unless that is done."""

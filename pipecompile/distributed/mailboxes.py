@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from pipecompile.distributed.message_layout import (
     name_checksum,
 )
 from pipecompile.distributed.protocol import (
+    ABORT,
     CHANGED,
     CREDIT,
     HEAD_LENGTH,
@@ -55,6 +58,12 @@ class Channel:
         self.backend, self.peer, self.number, self.wait = backend, peer, number, wait
         self.received = 0
         """Number of messages received from the peer. The next head to the peer acknowledges them."""
+
+    def abort(self) -> None:
+        """Close the connections of the backend: gloo closes all of them when one receive times out."""
+        with suppress(RuntimeError):
+            part = torch.empty(1, dtype=torch.uint8, device="cpu")
+            self.receive(part, ABORT).wait(timedelta(milliseconds=1))
 
     def send(self, part: torch.Tensor, kind: MessageKind) -> dist.Work:
         """Begin to send one part of a message."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -24,9 +25,11 @@ __all__ = ["has_ended", "identity", "note_end", "report_uncaught", "require_proc
 
 
 class Reporting(Protocol):
-    """An object that posts an exception for other ranks."""
+    """An object that posts an exception for other ranks, and notes one that has ended a thread."""
 
     def report_outside(self, error: BaseException) -> None: ...
+
+    def note_thread(self, name: str, error: BaseException) -> None: ...
 
 
 _REPORTING: WeakSet[Reporting] = WeakSet()
@@ -40,6 +43,9 @@ def report_uncaught(reporting: Reporting) -> None:
     if sys.excepthook not in _HOOKS:
         _HOOKS.append(_reporting_before(sys.excepthook))
         sys.excepthook = _HOOKS[-1]
+    if threading.excepthook not in _HOOKS:
+        _HOOKS.append(_noting_before(threading.excepthook))
+        threading.excepthook = _HOOKS[-1]
 
 
 def _reporting_before(hook: Callable[..., object]) -> Callable[..., object]:
@@ -53,6 +59,20 @@ def _reporting_before(hook: Callable[..., object]) -> Callable[..., object]:
                     reporting.report_outside(error)
 
     return report
+
+
+def _noting_before(hook: Callable[..., object]) -> Callable[..., object]:
+    """Return a hook of threads that shows an exception by `hook`, and then notes it."""
+
+    def note(arguments: threading.ExceptHookArgs) -> None:
+        hook(arguments)
+        if isinstance(arguments.exc_value, Exception):
+            name = "" if arguments.thread is None else arguments.thread.name
+            for reporting in list(_REPORTING):
+                with suppress(Exception):
+                    reporting.note_thread(name, arguments.exc_value)
+
+    return note
 
 
 def note_end(note: Callable[[str], object]) -> None:

@@ -21,10 +21,12 @@ __all__ = [
     "LARGE",
     "LAYOUT",
     "NEW",
+    "PIPELINES",
     "PROCESS",
     "PROTOCOL",
     "READERS",
     "SMALL",
+    "THREAD",
     "TIMELINES",
     "WAITS",
     "Credit",
@@ -144,6 +146,12 @@ WAITS = StoreKey("waits/{rank}", "the rank", "AwaitedMessage, or empty")
 
 PROCESS = StoreKey("process/{rank}", "the rank", "boot, namespace, number and start time of its process, or empty")
 ENDED = StoreKey("ended/{rank}", "the rank", "how its script has ended")
+PIPELINES = StoreKey(
+    "pipelines/{rank}", "the rank", "number of pipelines that it has made; of all pipelines of its ranks"
+)
+THREAD = StoreKey(
+    "thread/{rank}", "the rank", "how one of its threads has ended by an exception; of all pipelines of its ranks"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,5 +197,5 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
 PROTOCOL = Protocol(
     (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT),
     CREDIT,
-    (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS, ENDED),
+    (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS, ENDED, PIPELINES, THREAD),
 )

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from itertools import chain
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from pipecompile.batching.microbatches import Weights
@@ -23,6 +24,7 @@ from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
 from pipecompile.distributed.direct_values import DirectValues
 from pipecompile.distributed.graph_identity import graph_identity
 from pipecompile.distributed.lockstep import Lockstep
+from pipecompile.distributed.model_changes import agree_on_recording
 from pipecompile.distributed.old_values import OldValues
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.sharded_parameters import ShardedParameters
@@ -39,6 +41,7 @@ from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
+from pipecompile.tracing.guards.state_guards import ReadChange
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["RankBackend", "owner_of", "values_of"]
@@ -57,6 +60,7 @@ class RankBackend:
         self.overlaps = self.values.streams is not None
         self.holds_model = False
         self._is_planned = False
+        self.is_extra_loaded = False  # since the last recording: what a forward reads may be other than on other ranks
         self.shards = ShardedParameters(ranks.shard_mesh, communicator)
         group = ranks.replica_group
         self.copies = None if group is None else CollectiveGroup(group, communicator)
@@ -85,6 +89,7 @@ class RankBackend:
         if layers := sync_batchnorm_layers(model):
             check_sync_batchnorm(model, options.batch_norm, options.dispatch)
             check_sync_groups(layers, self.communicator.ranks.replica_group)
+            self.communicator.groups.note_layers(layer.process_group or dist.group.WORLD for layer in layers.values())
         return without_sync([*layers.values()])
 
     def gather_text(self, topic: str, text: str) -> list[str]:
@@ -97,23 +102,31 @@ class RankBackend:
         """
         if self.communicator.ranks.size == 1:
             return found
-        if self.lockstep.is_pending:
-            highest, lowest = self.lockstep.recordings(found)
-        else:
+        compared = self.lockstep.recordings(found) if self.lockstep.is_pending else self.lockstep.taken()
+        if compared is None:
             highest, negative = self.pipeline.max(torch.tensor([found, -found])).tolist()
-            lowest = -negative
-        if highest == lowest:
-            return found
+            compared = highest, -negative
+        highest, lowest = compared
+        if highest == lowest or not lowest:
+            return found if highest == lowest else 0
         mine = accepted()
         missing = torch.tensor([number not in mine for number in range(1, highest + 1)], dtype=torch.uint8)
         common = (self.pipeline.max(missing) == 0).nonzero()
         return int(common.max()) + 1 if common.numel() else 0
 
-    def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
-        text = f"{graph_identity(graph, with_numbers=not self.has_copies)} in {n_stages} stages"
-        if not self.has_copies:  # they may have parts of the batch of other sizes
+    def agree_on_graph(
+        self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()
+    ) -> None:
+        is_alone = not self.has_copies or self._is_planned  # copies may have parts of the batch of other sizes
+        text = f"in {n_stages} stages"
+        if not self.has_copies:
             text += f", {' or '.join(map(str, counts))} micro-batches"
-        self.communicator.agree("graph of the model", text, in_copy=self._is_planned)
+        identity, structure = (
+            f"{graph_identity(graph, constants=some, with_numbers=is_alone)} {text}" for some in (True, False)
+        )
+        is_loaded, in_copy = self.is_extra_loaded, self._is_planned
+        agree_on_recording(self.communicator, identity, structure, changes, is_loaded=is_loaded, in_copy=in_copy)
+        self.is_extra_loaded = False
 
     def share_plan(self, planned: Planned | None) -> Planned:
         """Send the plan and the samples of its micro-batches from the planner to the others. The problem stays with the planner."""

@@ -93,6 +93,13 @@ class RankMesh:
         return 1 if self.shard_mesh is None else self.shard_mesh.size(-1)
 
     @property
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """The process groups in which the ranks of a pipeline and its copies exchange something, each once."""
+        shards = self.shard_mesh.get_all_groups() if self.shard_mesh is not None else ()
+        every = (self.group, self.replica_group, *shards, self.tensor_group)
+        return tuple(dict.fromkeys(group for group in every if group is not None))
+
+    @property
     def member_index(self) -> int:
         """Index of this rank in `members`."""
         return self.members.index(self.rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Self, cast
 
@@ -13,7 +14,9 @@ from torch import nn
 
 from pipecompile.distributed.collective_call import CollectiveCall
 from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.compile_settings import settings_text
 from pipecompile.distributed.data_parallel import Replicas
+from pipecompile.distributed.extra_state import device_of_module, extra_state_keys
 from pipecompile.distributed.lockstep import Lockstep
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
@@ -36,13 +39,14 @@ class RankModule(Pipeline):
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh, copied: CompileCache | None = None) -> None:
         """`copied` is what a pipeline has whose model was copied: its cut, and the homes of its tensors."""
         self._ranks, self._communicator = ranks, Communicator(ranks)
-        self._backend = RankBackend(self._communicator)
+        self._communicator.settings = lambda: settings_text(self._options)
+        self._backend, self._rescheduled, self._loads = RankBackend(self._communicator), "", 0
         super().__init__(model, options, self._backend)
         self._backend.model = model
         self._shards = self._backend.shards
         self.__dict__["replicas"] = self._backend.replicas  # the model may have an attribute of this name
         self._lockstep: Lockstep = self._backend.lockstep
-        self._state = RankState(model, self._owner, self._communicator)
+        self._state = RankState(model, self._owner, self._communicator, self._runner)
         self._backend.is_here = self._is_here
         if copied is not None:
             self._cache.decision = copied.decision
@@ -85,6 +89,8 @@ class RankModule(Pipeline):
             is_compared = inputs is not None and self._ranks.size > 1
             seen = (self.model, inputs, target, scaler)
             call = CollectiveCall.of(function, *seen) if is_compared else CollectiveCall(function)
+            loaded = f"after {self._loads} load_state_dict" if self._loads else ""
+            call = replace(call, modes=", ".join(filter(None, [call.modes, self._rescheduled, loaded])))
             with self._lockstep.of(call, is_looked_up=is_looked_up):
                 yield
 
@@ -104,6 +110,9 @@ class RankModule(Pipeline):
     def _owner(self, tensor: torch.Tensor) -> int | None:
         homes = self._cache.context.homes
         return owner_of(tensor, homes) if self._cache or homes else None
+
+    def _runner(self, module: str) -> int:
+        return device_of_module(self.model, module, self._cache.entries) if self._cache else 0
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -165,13 +174,15 @@ class RankModule(Pipeline):
             return self._state.full()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load the whole state or the part of this rank. Raises RuntimeError, as a module does, for missing and unknown keys."""
+        """Load the whole state or the part of this rank. All ranks must call this. Raises RuntimeError for missing and unknown keys."""
+        self._loads += 1  # compared before the next call
         if assign:
             self._refuse_for_shards()
         if self._shards or self._ranks.tensor_group is not None:
             state_dict = fitted(state_dict, self.model.state_dict(keep_vars=True))
         with self._shards.whole():
             result = self._state.load(state_dict, strict=strict, assign=assign)
+        self._backend.is_extra_loaded |= not extra_state_keys(self.model).keys().isdisjoint(state_dict.keys())
         self._backend.old_values.note_loaded(state_dict.keys(), self.model.state_dict(keep_vars=True).keys())
         if assign:
             self._forget()

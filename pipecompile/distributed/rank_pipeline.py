@@ -16,7 +16,9 @@ from pipecompile.batching.microbatches import MiniBatch, split_sizes
 from pipecompile.distributed.batchnorm_sync import synchronised_line
 from pipecompile.distributed.clock_sync import gathered_spans
 from pipecompile.distributed.collectives import CollectiveGroup
+from pipecompile.distributed.compile_settings import reschedule_text
 from pipecompile.distributed.copies import sum_of_totals, summed
+from pipecompile.distributed.copy_calls import equal_rows_of_copies
 from pipecompile.distributed.data_parallel import check_unwrapped
 from pipecompile.distributed.gradient_norm import scale_to_norm, spread_infinities, total_norm
 from pipecompile.distributed.protocol import TIMELINES
@@ -32,6 +34,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Kind
 from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options
+from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.registers import Frame
@@ -252,13 +255,25 @@ class RankPipeline(RankModule):
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Clip the gradients of all ranks by the norm of the whole model's gradients, and return that norm, on all ranks together."""
-        with self._together("pipe.clip_grad_norm_"), torch.no_grad():
+        settings = float(max_norm), float(norm_type), float(error_if_nonfinite)
+        function = f"pipe.clip_grad_norm_(max_norm={settings[0]:g}, norm_type={settings[1]:g}, {error_if_nonfinite=})"
+        with self._together(function), torch.no_grad():
+            if self.replicas.group is not None:
+                equal_rows_of_copies(self.replicas.group, "pipe.clip_grad_norm_", settings)
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-            total = total_norm(gradients, float(norm_type), self._groups[0])
-            if error_if_nonfinite and not total.isfinite():
-                raise RuntimeError(f"the norm of the gradients is {total.item()}")
-            scale_to_norm(gradients, total, max_norm)
-            return total.to(reduce(torch.promote_types, (parameter.dtype for parameter in self.model.parameters())))
+            total = total_norm(gradients, settings[1], self._groups[0])
+            is_refused = error_if_nonfinite and not total.isfinite()  # by all ranks alike: the pipeline is not lost
+            if not is_refused:
+                scale_to_norm(gradients, total, settings[0])
+        if is_refused:
+            raise RuntimeError(f"the norm of the gradients is {total.item()}")
+        return total.to(reduce(torch.promote_types, (parameter.dtype for parameter in self.model.parameters())))
+
+    def reschedule(self, schedule: Any = None, n_microbatches: int | None = None) -> Pipeline:
+        """Go on with another schedule, as `Pipeline.reschedule` does. All ranks must call this with the same arguments."""
+        super().reschedule(schedule, n_microbatches)
+        self._rescheduled = "after " + reschedule_text(self._cache.options)
+        return self
 
     # -- inspection -------------------------------------------------------------------------------------------------
 

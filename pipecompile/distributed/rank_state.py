@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.extra_state import extra_state_keys
 from pipecompile.torch_private.dtensors import whole_of
 from pipecompile.torch_private.modules import copy_metadata
 
@@ -22,12 +23,14 @@ class RankState:
     """The state of `model` as one rank has it.
 
     `owner` returns the pipeline device on which a tensor lives, or None if no tensor has been placed yet: then every rank has all.
-    Entries that are no tensors, such as extra state, live on device 0.
+    `runner` returns the one that runs a module, by its name, on which its extra state lives; device 0 before there is one. There live
+    other entries that are no tensors.
     """
 
     model: nn.Module
     owner: Callable[[torch.Tensor], int | None]
     communicator: Communicator
+    runner: Callable[[str], int] = lambda _: 0
 
     def is_here(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lives on this rank."""
@@ -35,11 +38,22 @@ class RankState:
 
     def keys(self) -> set[str]:
         """Return the keys of `state_dict` that live on this rank."""
-        tensors = self.model.state_dict(keep_vars=True)
-        is_first = self.communicator.ranks.index == 0
-        return {
-            k for k, value in tensors.items() if (self.is_here(value) if isinstance(value, torch.Tensor) else is_first)
-        }
+        return self._own(self.model.state_dict(keep_vars=True))
+
+    def _own(self, state: Mapping[str, Any]) -> set[str]:
+        here, owners = self.communicator.ranks.index, self._owners(state)
+        return {key for key, owner in owners.items() if owner in (here, None)}
+
+    def _owners(self, state: Mapping[str, Any]) -> dict[str, int | None]:
+        """Return the pipeline device on which each entry of the model's state lives; None for a tensor that all ranks have."""
+        extra = extra_state_keys(self.model)
+
+        def owner(key: str, value: Any) -> int | None:
+            if key in extra:
+                return self.runner(extra[key])
+            return self.owner(value) if isinstance(value, torch.Tensor) else 0
+
+        return {key: owner(key, value) for key, value in state.items()}
 
     def keep_own(self, state: dict[str, Any]) -> dict[str, Any]:
         """Remove, in place, the entries that live on other ranks."""
@@ -54,9 +68,10 @@ class RankState:
         others = [peer for peer in range(communicator.ranks.size) if peer != here]
         communicator.connect()
         state: dict[str, Any] = {}
-        for key, value in self.model.state_dict(keep_vars=True).items():
-            owner = (self.owner(value) or 0) if isinstance(value, torch.Tensor) else 0
-            if owner != here:
+        values = self.model.state_dict(keep_vars=True)
+        owners = self._owners(values)
+        for key, value in values.items():
+            if (owner := owners[key] or 0) != here:
                 state[key] = communicator.receive(owner, key, once=True)
                 continue
             state[key] = whole_of(value.detach()).cpu().clone() if isinstance(value, torch.Tensor) else value
@@ -67,12 +82,13 @@ class RankState:
 
     def load(self, state: Mapping[str, Any], *, strict: bool, assign: bool) -> Any:
         """Load the entries that live on this rank and return the result of `load_state_dict`. A tensor of another rank that is not trained
-        gets the values of its entry, too: the loss may read it.
+        gets the values of its entry, too: the loss may read it. So does extra state, which a forward may read when it is recorded.
 
         Raises RuntimeError, if `strict`, for a key of this rank that is missing and for a key that the model does not have.
         """
-        own = self.keys()
-        elsewhere = self.model.state_dict(keep_vars=True).keys() - own
+        values = self.model.state_dict(keep_vars=True)
+        own = self._own(values)
+        elsewhere = values.keys() - own - extra_state_keys(self.model).keys()
         entries = OrderedDict((key, value) for key, value in state.items() if key not in elsewhere)
         copy_metadata(state, entries)
         result = self.model.load_state_dict(entries, strict=False, assign=assign)

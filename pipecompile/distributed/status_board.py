@@ -15,6 +15,7 @@ from time import monotonic, sleep
 
 from torch.distributed.distributed_c10d import Store
 
+from pipecompile.distributed.absences import Absences
 from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import PATIENCE, POLL
 from pipecompile.distributed.failure_report import (
@@ -68,6 +69,7 @@ class StatusBoard:
     ) -> None:
         self.store, self.members, self.rank, self.timeout = store, tuple(members), rank, timeout
         self.copy, self.step = tuple(copy) or self.members, 0
+        self.absences: Absences | None = None
         self._seen_ahead: dict[int, tuple[str, float]] = {}
         self._all, self._own = _Exchanges(self.members, _ALL), _Exchanges(self.copy, min(self.copy))
         with suppress(RuntimeError):
@@ -133,11 +135,23 @@ class StatusBoard:
                 looked = awake()
             if awake() - start > self.timeout:
                 what = f"it did not take part in the exchange before a program within {self.timeout:.3g} s"
-                raise RankLost(FailureReport(rank, what), is_posted=False)
+                raise RankLost(FailureReport(rank, self.with_reason(rank, what, in_exchange=True)), is_posted=False)
             sleep(pause)
             pause = min(2 * pause, 0.1)
         entry: bytes = self.store.get(key)
         return entry.decode()
+
+    def with_reason(self, rank: int, what: str, *, in_exchange: bool = False) -> str:
+        """Return `what` is said of a rank that does not come, with what it has noted about itself."""
+        if self.absences is None:
+            return what
+        reasons = [self.absences.of_exchange(rank) if in_exchange else "", self.absences.of_wait(rank)]
+        return "; ".join([what, *filter(None, reasons)])
+
+    def note_thread(self, name: str, error: BaseException) -> None:
+        """Note that an exception has ended a thread of this rank."""
+        if self.absences is not None:
+            self.absences.note_thread(name, error)
 
     def look_for_ended(self, awaited: str = "") -> None:
         """Raise RankLost for a member that has ended, unless the `awaited` key is there meanwhile."""

@@ -23,6 +23,7 @@ from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
+from pipecompile.tracing.guards.state_guards import ReadChange
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Backend", "ProcessBackend"]
@@ -56,8 +57,10 @@ class Backend(Protocol):
         `found` is the one that this process would use, 0 if it has none; `accepted` returns all that it could use.
         """
 
-    def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
-        """Raise an error on all processes unless all recorded the same graph."""
+    def agree_on_graph(
+        self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()
+    ) -> None:
+        """Raise an error on all processes unless all recorded the same graph, after `changes` of the same values of the model."""
 
     def share_plan(self, planned: Planned | None) -> Planned:
         """Return the planner's plan on every process. `planned` is None on all processes but the planner."""
@@ -113,7 +116,9 @@ class ProcessBackend:
     def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:  # noqa: ARG002
         return found
 
-    def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
+    def agree_on_graph(
+        self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()
+    ) -> None:
         pass
 
     def share_plan(self, planned: Planned | None) -> Planned:

@@ -55,6 +55,10 @@ class ChangingValues:
             if self.counts[change.label] >= _WARNED_AT and change.label in self._refused:
                 self.warnings.changing(change.label, change.place, self._refused[change.label])
 
+    def forget(self, changes: Sequence[ReadChange]) -> None:
+        """Take back `note` of changes for which no recording was made: they are met again."""
+        self.counts.subtract(change.label for change in changes)
+
     def lifted(self, guards: Iterable[StateGuards]) -> LiftedState:
         """Return the numbers that the next recording reads at every run. `guards` are those of the recordings so far."""
         labels = {label for label, count in self.counts.items() if count >= _LIFTED_AT} - self._refused.keys()

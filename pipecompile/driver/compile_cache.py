@@ -36,7 +36,7 @@ from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks, obstacle
 from pipecompile.driver.signature import Signature, signature_of, signatures_of
 from pipecompile.driver.specialization import Specialization, target_kind
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, PlanError
 from pipecompile.graph.cross_sample import has_batch_norm
 from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
@@ -236,9 +236,7 @@ class CompileCache:
         return specialization or self._compile(batch, signature), batch
 
     def _lookup(self, signature: Signature, sizes: tuple[int, ...]) -> Specialization | None:
-        """Return the newest specialization that serves these micro-batches on all ranks."""
-        if not self.entries:
-            return None
+        """Return the newest specialization that serves these micro-batches on all ranks, which look it up together."""
         serving = (entry for entry in reversed(self.entries) if entry.accepts(signature, sizes))
         found = next(serving, None)
         number = self.context.backend.in_common(
@@ -255,19 +253,24 @@ class CompileCache:
         if changes or changing.counts:
             changing.note(changes, self.options)
             lifted = changing.lifted(entry.guards for entry in self.entries if entry.guards)
-        self._drop_replaced()
+        before = self._drop_replaced()
         if batch.sizes[0] == 1 and has_batch_norm(self.model):
             batch = of_two_samples(batch, self.options)  # costs are measured on the first micro-batch
-        specialization = self._add(CompileRequest(batch, (batch,), signature, lifted))
-        specialization.changes = changes
-        specialization.is_divided = len(batch.sizes) > 1 and not batch.is_listed
+        try:
+            specialization = self._add(CompileRequest(batch, (batch,), signature, lifted, changes))
+        except PlanError:  # of ranks that disagree: the next call compares the model with the same recording
+            self.entries = before
+            changing.forget(changes)
+            raise
+        specialization.changes, specialization.is_divided = changes, len(batch.sizes) > 1 and not batch.is_listed
         return specialization
 
-    def _drop_replaced(self) -> None:
-        """Drop the specializations that can never serve again: the model does not have their parameters any more."""
-        present = {id(parameter) for parameter in self.model.parameters()}
-        self.entries = [entry for entry in self.entries if all(id(own) in present for own in entry.parameters)]
+    def _drop_replaced(self) -> list[Specialization]:
+        """Drop specializations that can never serve again: their parameters are not the model's any more. Return all there were."""
+        present, before = {id(parameter) for parameter in self.model.parameters()}, self.entries
+        self.entries = [entry for entry in before if all(id(own) in present for own in entry.parameters)]
         self.context.homes.keep(self.model)
+        return before
 
     def _add(self, request: CompileRequest) -> Specialization:
         """Compile for a request and keep the result. The least recently used specialization goes if there are too many."""

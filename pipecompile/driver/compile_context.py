@@ -22,6 +22,7 @@ from pipecompile.partitioners import Problem
 from pipecompile.planning.planner import Planned
 from pipecompile.runtime.results import require_gradient
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
+from pipecompile.tracing.guards.state_guards import ReadChange
 from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -32,13 +33,14 @@ __all__ = ["CompileContext", "Decision", "CompileRequest"]
 class CompileRequest:
     """A call to compile for. The first micro-batch of `batch` is recorded; `candidates` are the splits to compare.
 
-    `lifted` are the numbers of the model that the recording reads at every run.
+    `lifted` are the numbers of the model that the recording reads at every run, `changes` those of the model since the recording before.
     """
 
     batch: MiniBatch
     candidates: tuple[MiniBatch, ...]
     signature: Signature
     lifted: LiftedState = NOTHING_LIFTED
+    changes: tuple[ReadChange, ...] = ()
 
     @property
     def counts(self) -> tuple[int, ...]:

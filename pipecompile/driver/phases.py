@@ -73,6 +73,7 @@ def specialize(
     with switched(options.progress), searches_kept(), backend.without_collectives(context.model, options):
         graph = log.run("record", _record, request, context, describe=_nodes)
         graph = log.run("prepare", note_ties, graph, verify=verify_graph, describe=_nodes)
+        backend.agree_on_graph(graph, options.n_stages, request.counts, request.changes)
         _check_division(graph, request, options, context)
         planned = decision.on(graph, request.samples)
         if planned is None:
@@ -168,7 +169,6 @@ def _cost(
     graph: TracedGraph, request: CompileRequest, options: Options, decision: Decision, context: CompileContext
 ) -> CostTable:
     """Measure or estimate every node, in the one process that plans; return an empty table in all others."""
-    context.backend.agree_on_graph(graph, options.n_stages, request.counts)
     if not context.backend.is_planner:
         return {}
     if context.backend.has_copies and decision.plan is not None:

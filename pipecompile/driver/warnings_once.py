@@ -79,11 +79,13 @@ class WarningsOnce:
             if kept
             else f"the model is recorded anew at every change, because {why}"
         )
-        self._once(
-            f"changing {label}",
-            f"{label}{where} changes between steps: {does}. Try a buffer instead: self.register_buffer(name, torch.tensor(value)),"
-            " changed by fill_ or copy_, and no decision of Python on its value",
+        hint = (
+            "Freeze parameters before compile, or seldom: each set of frozen ones has a recording of its own"
+            if label.endswith(".requires_grad")
+            else "Try a buffer instead: self.register_buffer(name, torch.tensor(value)), changed by fill_ or copy_, and no decision of"
+            " Python on its value"
         )
+        self._once(f"changing {label}", f"{label}{where} changes between steps: {does}. {hint}")
 
     def uneven(self, guard: Guard, wanted: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         """Warn that a batch goes into other micro-batches than asked for, because those are on both sides of a branch."""

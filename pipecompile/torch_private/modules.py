@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize as _parametrize
 __all__ = [
     "BUFFER_TABLE",
     "CALL_MACHINERY",
+    "EXTRA_STATE",
     "GLOBAL_FORWARD_HOOKS",
     "HOOK_ATTRIBUTES",
     "HOOK_TABLES",
@@ -114,6 +115,10 @@ backward_hooks_of: Callable[[nn.Module], tuple[dict[int, Any], ...]] = attrgette
     "_backward_hooks", "_backward_pre_hooks"
 )
 """Return the tables of a module's own hooks that run with its backward. 2.11."""
+
+
+EXTRA_STATE: str = _module._EXTRA_STATE_KEY_SUFFIX
+"""The last part of the key of a module's extra state in `state_dict`. 2.11."""
 
 
 def is_hooked(module: nn.Module) -> bool:

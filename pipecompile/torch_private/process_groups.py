@@ -10,7 +10,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
-__all__ = ["cpu_backend", "default_store", "device_types", "flattened", "gloo_backend", "nccl_backend", "timeout_of"]
+__all__ = [
+    "default_store",
+    "device_types",
+    "flattened",
+    "gloo_backend",
+    "gloo_group",
+    "has_gloo_alone",
+    "nccl_backend",
+    "timeout_of",
+    "without_timeout",
+]
 
 
 def default_store() -> Store:
@@ -18,14 +28,28 @@ def default_store() -> Store:
     return _get_default_store()
 
 
-def cpu_backend(group: dist.ProcessGroup) -> Any:
-    """Return the group's backend for CPU tensors, which has `send` and `recv` without the group's bookkeeping. 2.11."""
-    return group._get_backend(torch.device("cpu"))
-
-
 def gloo_backend(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """Return a gloo backend outside of any process group; the ranks meet in `store`. 2.11."""
     return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def without_timeout(backend: Any) -> None:
+    """Let later collectives and messages of a backend wait for a month. 2.11."""
+    backend._set_default_timeout(timedelta(days=30))
+
+
+def gloo_group(backend: Any, store: Store, like: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a process group with one gloo backend for the devices of another group, outside of torch's list of groups. 2.11."""
+    group = dist.ProcessGroup(store, backend.rank(), backend.size())
+    for device in like._device_types:
+        group._register_backend(device, dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
+
+
+def has_gloo_alone(group: dist.ProcessGroup) -> bool:
+    """Return whether all backends of a group are gloo. 2.11."""
+    backends = (group._get_backend(device) for device in group._device_types)
+    return all(isinstance(backend, dist.ProcessGroupGloo) for backend in backends)
 
 
 def nccl_backend(store: Store, rank: int, size: int, timeout: timedelta) -> Any:

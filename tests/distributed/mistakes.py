@@ -243,10 +243,17 @@ MISTAKES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def of(name: str, folder: Path, world: int = 2) -> list[str]:
-    """Return what each rank says after a mistake."""
+def of(
+    name: str,
+    folder: Path,
+    world: int = 2,
+    script: Callable[[int], Any] | None = None,
+    timeout: float = TIMEOUT,
+) -> list[str]:
+    """Return what each rank says after a mistake, by default that of the name."""
     lines = [FORK.Pipe(duplex=False) for _ in range(world)]
-    ranks = [FORK.Process(target=_rank, args=(name, rank, world, lines[rank][0], folder)) for rank in range(world)]
+    given = name, folder, script or MISTAKES[name], timeout
+    ranks = [FORK.Process(target=_rank, args=(rank, world, lines[rank][0], *given)) for rank in range(world)]
     for process in ranks:
         process.start()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
@@ -260,13 +267,15 @@ def of(name: str, folder: Path, world: int = 2) -> list[str]:
     return [file.read_text() if file.exists() else "no end" for file in files]
 
 
-def _rank(name: str, rank: int, world: int, line: Connection, folder: Path) -> None:
+def _rank(
+    rank: int, world: int, line: Connection, name: str, folder: Path, script: Callable[[int], Any], timeout: float
+) -> None:
     os.dup2(os.open(folder / f"{name}.{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
     store = dist.TCPStore("127.0.0.1", line.recv(), is_master=False, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
     start = time.monotonic()
     try:
-        said = f"result: {MISTAKES[name](rank)}"
+        said = f"result: {script(rank)}"
     except pc.PipecompileError as error:
         said = f"{type(error).__name__}: {error}"
     except (ValueError, RuntimeError, KeyboardInterrupt) as error:

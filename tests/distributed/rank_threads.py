@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +28,8 @@ class ThreadMesh:
     timeout: float = 5.0
     replica_group: None = None
     shard_mesh: None = None
+    tensor_group: None = None
+    groups: tuple[()] = ()
     device_type: str = "cpu"
 
     @property
@@ -70,9 +72,8 @@ class ThreadCommunicator(Communicator):
             super().__init__(mesh)  # type: ignore[arg-type]
         self.mesh = mesh
 
-    def _open(self) -> tuple[Any, Mapping[int, int]]:
-        peers = {peer: peer for peer in range(self.mesh.size) if peer != self.mesh.index}
-        return backend(self.mesh.shared, self.mesh.index, self.mesh.size), peers
+    def _open(self, *, is_new: bool) -> Any:
+        return backend(self.mesh.shared, self.mesh.index, self.mesh.size)
 
 
 def backend(store: Store, rank: int, size: int) -> Any:

@@ -136,18 +136,6 @@ def test_a_wait_is_posted_at_its_second_check_and_cleared_when_it_ends() -> None
     assert communicator.board.wait_of(10) is None
 
 
-def test_a_wait_is_posted_though_the_one_before_ended_while_it_was_checked() -> None:
-    """It was taken for posted: other ranks did not see that this one waits, and named it in the place of the cause."""
-    communicator = run_communicators(2, lambda each: each)[0]
-    communicator._post_wait(PendingWait(1, "v#0", awake()))  # it is over by now
-    assert communicator.board.wait_of(10) is None
-    communicator._waiting = wait = PendingWait(1, "w#0", awake())
-    communicator._post_wait(wait)
-    posted = communicator.board.wait_of(10)
-    assert posted is not None
-    assert posted.name == "w#0"
-
-
 def test_the_root_of_a_chain_of_waits_is_reported() -> None:
     """Rank 0 waits for rank 1, and rank 1 for rank 2."""
     first, second, _ = run_communicators(3, lambda each: each)

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from pipecompile.distributed.collectives import CollectiveGroup
-from pipecompile.distributed.copy_calls import COPY_CALLS, rows_of_copies
+from pipecompile.distributed.copy_calls import COPY_CALLS, equal_rows_of_copies, rows_of_copies
 from pipecompile.errors import PlanError
+
+SCRIPTS = ["one copy clips", "copies clip otherwise"]
 
 
 class Beside(CollectiveGroup):
@@ -29,3 +31,20 @@ def test_the_numbers_of_all_copies_are_returned() -> None:
 def test_another_call_of_a_copy_is_an_error_with_both(call: str) -> None:
     with pytest.raises(PlanError, match=f"copy 0: {call}; copy 1: pipe.step"):
         rows_of_copies(Beside([8.0, 0, 0, 0, 1.0, 0]), call)
+
+
+def test_copies_that_clip_otherwise_are_told() -> None:
+    equal_rows_of_copies(Beside([1.0, 2.0, 0, 0, 0, 3.0]), "pipe.clip_grad_norm_", [1.0, 2.0])
+    with pytest.raises(PlanError, match="copy 0: 1, 2; copy 1: 3, 2"):
+        equal_rows_of_copies(Beside([3.0, 2.0, 0, 0, 0, 3.0]), "pipe.clip_grad_norm_", [1.0, 2.0])
+
+
+@pytest.mark.timeout(700)
+def test_a_copy_that_clips_alone_or_otherwise_is_told_in_that_call(said: dict[str, list[str]]) -> None:
+    """The weights of copies went apart, before."""
+    for text in said["one copy clips"]:
+        assert "the copies of the pipeline are asked for different things" in text
+        assert "copy 0: pipe.clip_grad_norm_; copy 1: pipe.step" in text
+    for text in said["copies clip otherwise"]:
+        assert "the copies of the pipeline call pipe.clip_grad_norm_ with other arguments" in text
+        assert text.splitlines()[0].endswith(", 1.096329]")

@@ -162,7 +162,7 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         ("scaler", "target (8, 4) float32), training, with a GradScaler of scale 8"),
         ("call", "pipe(input 0 (8, 4) float32), training, without gradients"),
         ("gathered", "pipe.gathered()"),
-        ("clip_grad_norm_", "pipe.clip_grad_norm_()"),
+        ("clip_grad_norm_", "pipe.clip_grad_norm_(max_norm=1, norm_type=2, error_if_nonfinite=False)"),
         ("full_state_dict", "pipe.full_state_dict()"),
     ],
 )

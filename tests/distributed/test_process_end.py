@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 import pytest
 
@@ -15,9 +16,15 @@ def test_an_uncaught_exception_is_shown_and_posted(monkeypatch: pytest.MonkeyPat
         def report_outside(self, error: BaseException) -> None:
             posted.append(error)
 
+        def note_thread(self, name: str, error: BaseException) -> None:
+            noted.append((name, error))
+
+    noted: list[object] = []
     shown: list[object] = []
     posted: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda *args: shown.append(args[1]))
+    in_threads: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda given: in_threads.append(given.exc_value))
     monkeypatch.setattr(process_end, "_HOOKS", [])
     reporter = Reporter()
     report_uncaught(reporter)
@@ -28,6 +35,11 @@ def test_an_uncaught_exception_is_shown_and_posted(monkeypatch: pytest.MonkeyPat
     sys.excepthook(KeyboardInterrupt, interrupt := KeyboardInterrupt(), None)
     assert posted == [error, interrupt]
     assert shown == [error, interrupt]
+    thread = threading.Thread(name="loader")
+    threading.excepthook(threading.ExceptHookArgs((ValueError, error, None, thread)))
+    assert noted == [("loader", error)]
+    assert in_threads == [error]
+    assert posted == [error, interrupt]
 
 
 def test_the_end_of_a_script_is_noted_with_what_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ readers                                each other rank      number of ranks that
 waits/{rank}                           the rank             AwaitedMessage, or empty
 process/{rank}                         the rank             boot, namespace, number and start time of its process, or empty
 ended/{rank}                           the rank             how its script has ended
+pipelines/{rank}                       the rank             number of pipelines that it has made; of all pipelines of its ranks
+thread/{rank}                          the rank             how one of its threads has ended by an exception; of all pipelines of its ranks
 """
 
 

@@ -21,6 +21,7 @@ from tests.runtime.test_failed_backward import Spoilt, place
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 SAMPLES = torch.randn(6, 4)
+SCRIPTS = ["not finite", "other norm", "rescheduled", "loaded on one"]
 
 
 def compiled(model: nn.Module, names: Sequence[str] = ("pp",), **options: Any) -> RankPipeline:
@@ -140,3 +141,26 @@ def test_an_error_of_a_kernel_in_a_backward_names_the_line_of_the_forward() -> N
     with pytest.raises(RunError) as caught:
         compiled(Spoilt()).step(SAMPLES)
     assert caught.value.where == f"{place(Spoilt)} (in SinBackward0)"
+
+
+@pytest.mark.timeout(700)
+def test_a_norm_that_is_not_finite_on_all_ranks_leaves_the_pipeline_usable(said: dict[str, list[str]]) -> None:
+    """The next step said that the pipeline had failed before."""
+    assert all(text.startswith("result: ['the norm of the gradients is nan', 0.72827]") for text in said["not finite"])
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("other norm", "rank 1: pipe.clip_grad_norm_(max_norm=2, norm_type=2, error_if_nonfinite=False)"),
+        ("rescheduled", "rank 1: pipe.step(input 0 (8, 4) float32, target (8, 4) float32), training, after reschedule('gpipe', "),
+        ("loaded on one", "rank 0: pipe.step(input 0 (8, 4) float32, target (8, 4) float32), training, after 1 load_state_dict; rank 1: "),
+    ],
+)  # fmt: skip
+def test_what_ranks_do_otherwise_is_named_and_they_go_on(said: dict[str, list[str]], name: str, what: str) -> None:
+    """Ranks scaled gradients to other norms, or waited for one another, before."""
+    for text in said[name]:
+        first, error, last = eval(text.splitlines()[0].removeprefix("result: "))
+        assert first == last == 0.72827
+        assert what in error

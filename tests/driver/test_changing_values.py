@@ -11,6 +11,10 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.driver.changing_values import ChangingValues
+from pipecompile.driver.warnings_once import WarningsOnce
+from pipecompile.tracing.guards.state_guards import ReadChange
+from tests.support.compilations import options_of
 from tests.support.eager import accumulate, square_loss
 
 SCALE = 1.0
@@ -180,3 +184,28 @@ def test_training_and_evaluation_read_the_same_number() -> None:
         pipe.train(step % 2 == 0)
         exact(pipe, x)
     assert {one.read for one in pipe.explain().kept} >= {("model.temperature",)}
+
+
+def test_parameters_that_are_frozen_and_thawed_are_not_advised_to_be_buffers() -> None:
+    """The warning told of register_buffer, before."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+    pipe = pc.compile(
+        model, 2, devices=["cpu"] * 2, loss_fn=square_loss, n_microbatches=2, cost="analytic", cache_size=1
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(7):
+            model[0].weight.requires_grad_(step % 2 == 0)
+            pipe.step(torch.randn(4, 4))
+    texts = [str(one.message) for one in caught if "requires_grad" in str(one.message)]
+    assert any("Freeze parameters before compile, or seldom" in text for text in texts)
+    assert not any("register_buffer" in text for text in texts)
+
+
+def test_changes_whose_recording_failed_are_counted_once() -> None:
+    changing = ChangingValues(nn.Linear(2, 2), WarningsOnce())
+    changes = [ReadChange("model.factor", 1.0, 2.0, "")]
+    for _ in range(3):
+        changing.note(changes, options_of())
+        changing.forget(changes)
+    assert changing.counts["model.factor"] == 0

@@ -18,6 +18,7 @@ from pipecompile.driver.phases import check_division, specialize
 from pipecompile.graph.colocation import note_ties
 from pipecompile.parameters.placement import Homes, move_model
 from pipecompile.planning.planner import Planned
+from pipecompile.tracing.guards.state_guards import ReadChange
 from pipecompile.tracing.traced_graph import TracedGraph
 from tests.support.compilations import context_of, layers, mini_batch, options_of, request_of
 
@@ -30,7 +31,9 @@ class Backend(ProcessBackend):
     def __init__(self, planned: Planned | None = None) -> None:
         self.planned, self.is_planner, self.calls = planned, planned is None, list[Any]()
 
-    def agree_on_graph(self, graph: TracedGraph, n_stages: int, counts: Sequence[int]) -> None:
+    def agree_on_graph(
+        self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()
+    ) -> None:
         self.calls.append((n_stages, counts))
 
     def share_plan(self, planned: Planned | None) -> Planned:
@@ -58,7 +61,7 @@ def test_all_phases_run_in_order_and_later_calls_keep_the_decision() -> None:
     later, same = compiled(model.eval(), decision=decision, backend=backend)
     assert list(later.log.lines) == ["record", "prepare", "split", "place"]
     assert later.plan is first.plan
-    assert (same, len(backend.calls)) == (decision, 2)
+    assert (same, backend.calls[2:]) == (decision, [(2, (2,))])  # later recordings are compared as well
 
 
 def test_a_process_that_does_not_plan_takes_the_shared_plan_and_measures_nothing() -> None:

@@ -13,13 +13,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from pipecompile.torch_private.process_groups import (
-    cpu_backend,
     default_store,
     device_types,
     flattened,
     gloo_backend,
+    gloo_group,
+    has_gloo_alone,
     nccl_backend,
     timeout_of,
+    without_timeout,
 )
 
 pytestmark = pytest.mark.smoke
@@ -41,7 +43,6 @@ def test_the_default_store_keeps_values() -> None:
 def test_the_timeout_is_that_of_the_process_group() -> None:
     assert dist.group.WORLD is not None
     assert timeout_of(dist.group.WORLD) == timedelta(seconds=7)
-    assert cpu_backend(dist.group.WORLD).size() == 1
 
 
 def test_a_mesh_of_two_dimensions_is_flattened() -> None:
@@ -64,6 +65,16 @@ def test_a_group_without_cpu_tensors_has_a_timeout(tmp_path: Path) -> None:
 def test_a_backend_outside_of_all_groups_sends_to_itself() -> None:
     backend = gloo_backend(dist.HashStore(), 0, 1, timedelta(seconds=7))
     assert (backend.rank(), backend.size()) == (0, 1)
+    without_timeout(backend)
+
+
+def test_a_group_outside_of_all_groups_has_the_devices_of_another() -> None:
+    assert dist.group.WORLD is not None
+    assert has_gloo_alone(dist.group.WORLD)
+    group = gloo_group(gloo_backend(dist.HashStore(), 0, 1, timedelta(seconds=7)), dist.HashStore(), dist.group.WORLD)
+    dist.all_reduce(value := torch.ones(2), group=group)
+    assert value.tolist() == [1.0, 1.0]
+    assert sorted(device_types(group)) == sorted(device_types(dist.group.WORLD))
 
 
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="torch without NCCL")

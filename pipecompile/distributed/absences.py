@@ -1,0 +1,61 @@
+"""Notes of ranks about themselves, for those that wait for them: how many pipelines it has made, and the exception that has ended one of its threads.
+
+    rank 0   compile   compile   waits ──► "rank 1 has made 1 pipeline on ranks 0, 1; this is number 2 of rank 0"
+    rank 1   compile   step
+
+A thread that ends by an exception does not end its process, so it is no failure: others learn of it when the rank is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from torch.distributed.distributed_c10d import Store
+
+from pipecompile.distributed.protocol import PIPELINES, THREAD
+from pipecompile.errors import encodable
+
+__all__ = ["Absences"]
+
+_LENGTH = 500
+"""Length to which the text of an exception is cut."""
+
+
+class Absences:
+    """The notes of ranks about themselves. `store` is that of all pipelines of `members`; this rank is in its pipeline `number`."""
+
+    def __init__(self, store: Store, members: Sequence[int], rank: int, number: int) -> None:
+        self.store, self.members, self.rank, self.number = store, members, rank, number
+        self._set(PIPELINES.at(rank), str(number))
+
+    def note_thread(self, name: str, error: BaseException) -> None:
+        """Note that a thread of this rank has ended by an exception."""
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        self._set(THREAD.at(self.rank), encodable(f"its thread {name} has ended by {text}"[:_LENGTH]))
+
+    def of_exchange(self, rank: int) -> str:
+        """Return why a rank may not come to an exchange of this pipeline."""
+        made = self._get(PIPELINES.at(rank))
+        on = f"on ranks {', '.join(map(str, self.members))}"
+        here = f"this is number {self.number} of rank {self.rank}"
+        if made and int(made) < self.number:
+            counted = f"has made {made} pipeline{'s' * (made != '1')} {on}, and {here}"
+            return f"it {counted}: it has not called compile, or not as often"
+        if made and int(made) > self.number:
+            return f"it has made {made} pipelines {on}, and {here}: ranks that call them in another order wait for each other"
+        return f"it has made no pipeline {on}: it has not called compile" if not made else ""
+
+    def of_wait(self, rank: int) -> str:
+        """Return how a thread of a rank has ended; "" if none has, as far as is known."""
+        return self._get(THREAD.at(rank))
+
+    def _set(self, key: str, text: str) -> None:
+        with suppress(RuntimeError):
+            self.store.set(key, text)
+
+    def _get(self, key: str) -> str:
+        with suppress(RuntimeError):
+            if self.store.check([key]):
+                return str(self.store.get(key).decode())
+        return ""

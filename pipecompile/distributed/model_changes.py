@@ -1,0 +1,80 @@
+"""Changes of a model after it was compiled, as ranks compare them: each rank records anew what another one has changed, and runs its own stages.
+
+rank 0   no change                       records, for rank 1 does ─┐
+rank 1   model.scale: 1.0 -> 2.0         records                   ─┴─► an error on both that names rank 1 and the change
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.failure_report import CopyDisagreement, Disagreement
+from pipecompile.tracing.guards.state_guards import ReadChange
+
+__all__ = ["agree_on_recording"]
+
+_SHOWN = 2
+"""Changes of a rank that an error shows."""
+
+_OF_ONE_RANK = ".requires_grad"
+"""End of the labels of what a rank may change alone: `pipe.parameters()` has those of its own stages, to be frozen."""
+
+
+def agree_on_recording(
+    communicator: Communicator,
+    identity: str,
+    structure: str,
+    changes: Sequence[ReadChange],
+    *,
+    is_loaded: bool,
+    in_copy: bool,
+) -> None:
+    """Raise Disagreement, on all ranks, or on those of this copy, unless all have recorded the same graph after changes of the same values.
+
+    `identity` stands for the graph, and `structure` for the graph without its constants. If a rank `is_loaded`, with the
+    extra state of its own modules, structures alone are compared: the rank that runs a module has its values.
+    """
+    changes = [change for change in changes if not change.label.endswith(_OF_ONE_RANK)]
+    changes.sort(key=lambda change: not change.label.startswith("model"))  # then what code that runs now reads besides
+    own = json.dumps([identity, [change.label for change in changes], [*map(str, changes)], structure, is_loaded])
+    texts = communicator.all_gather_text("graph of the model", own, in_copy=in_copy)
+    rows = [json.loads(text) for text in texts]
+    if any(row[4] for row in rows):
+        rows = [[row[3], [], [], *row[3:]] for row in rows]
+    if all(row[:2] == rows[0][:2] for row in rows):
+        return
+    ranks = communicator.ranks.copy if in_copy else communicator.ranks.members
+    is_of_all = ranks == communicator.ranks.members
+    raise (Disagreement if is_of_all else CopyDisagreement)(**_parts_of_error(rows, ranks))
+
+
+def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict[str, str]:
+    """Return what an error says of ranks that differ in their changes, or in their graphs alone."""
+    if any(row[1] != rows[0][1] for row in rows):
+        return {
+            "what": "the model was changed on some ranks alone after it was compiled",
+            "where": _by_text([_changes(row[2]) for row in rows], ranks),
+            "why": "every rank runs its own stages of one model; ranks would run parts of different ones",
+            "hint": "the same change of the model on every rank, not under `if rank == 0`",
+        }
+    return {
+        "what": "the ranks disagree about the graph of the model",
+        "where": _by_text([row[0] for row in rows], ranks),
+        "why": "every rank runs its part of one program",
+        "hint": "the same model, options, mode and batch on every rank",
+    }
+
+
+def _changes(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return "; ".join(texts[:_SHOWN]) + more if texts else "no change"
+
+
+def _by_text(texts: Sequence[str], ranks: Sequence[int]) -> str:
+    ranks_of: dict[str, list[str]] = {}
+    for rank, text in zip(ranks, texts, strict=True):
+        ranks_of.setdefault(text, []).append(str(rank))
+    return "; ".join(f"rank{'s' * (len(some) > 1)} {', '.join(some)}: {text}" for text, some in ranks_of.items())

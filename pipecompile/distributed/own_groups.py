@@ -1,0 +1,139 @@
+"""Process groups of our own, beside those of the mesh: messages and collectives of pipelines go through them.
+
+    the mesh's group of ranks 0, 2     what layers, metrics and other code of the user send
+    our group of ranks 0, 2            what pipelines send; a failed step ends it, and the next pipeline of the mesh opens another
+
+A step that fails leaves ranks at different collectives of a group. Whatever is sent in it next meets a message of another size, and
+gloo ends the process. So a group of ours is closed at a failure, and the mesh's groups stay as they are.
+
+Groups meet in the store of the pipeline that opens them: names of torch's groups depend on how many a process has made. A group with
+NCCL has no other beside it. It is spent after a failure, and so is a group that layers of the model send in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.errors import InputError
+from pipecompile.torch_private.process_groups import gloo_backend, gloo_group, has_gloo_alone, without_timeout
+
+__all__ = ["GroupUse", "drop_own_groups", "open_own_groups", "own_group", "require_unspent"]
+
+_OWN: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+"""Our group per group of a mesh."""
+
+_BACKENDS: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
+"""The backend of our group with gloo, per group of a mesh."""
+
+_SPENT: WeakSet[dist.ProcessGroup] = WeakSet()
+"""Groups of the user's in which a failed step may have a message under way."""
+
+_DROPS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""How often groups beside a group of a mesh were dropped: a pipeline that has opened channels before has to open them anew."""
+
+_ABORT_TAG = 2
+"""Tag of a receive that is never sent: gloo closes the connections of a backend when a receive times out."""
+
+
+def open_own_groups(ranks: RankMesh, store: Store) -> None:
+    """Open groups with the ranks of the mesh's groups, and forget older ones. All ranks of the mesh must call this together.
+
+    Raises RuntimeError if a rank does not come within the timeout of `init_process_group`.
+    """
+    limit = timedelta(seconds=ranks.timeout)
+    for place, group in enumerate(_replaced(ranks)):
+        members = dist.get_process_group_ranks(group)
+        meeting = PrefixStore(f"group/{place}/{'-'.join(map(str, members))}", store)
+        backend = gloo_backend(meeting, group.rank(), group.size(), limit)
+        without_timeout(backend)
+        _BACKENDS[group] = backend
+        if has_gloo_alone(group):
+            _OWN[group] = gloo_group(backend, meeting, group)
+
+
+def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the group of ours with the ranks of a mesh's group; that group itself if it has NCCL, or none is open."""
+    return _OWN.get(group, group)
+
+
+class GroupUse:
+    """The use that one pipeline makes of groups: ours, and the user's in which layers of its model send.
+
+    Raises InputError for groups that a failed step has spent.
+    """
+
+    def __init__(self, ranks: RankMesh) -> None:
+        self.ranks = ranks
+        self._layers: list[dist.ProcessGroup] = []
+        self._openings = self._drops = 0
+        self.note_layers([ranks.tensor_group])
+
+    def note_layers(self, groups: Iterable[dist.ProcessGroup | None]) -> None:
+        """Note groups in which layers send: a failure leaves messages in them."""
+        self._layers += filter(None, groups)
+        require_unspent((*self.ranks.groups, *self._layers), self.ranks.members)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process has groups of ours for all groups of the mesh."""
+        return all(group in _BACKENDS for group in _replaced(self.ranks))
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether groups that the pipeline has opened or found open were dropped since."""
+        return self._drops != _DROPS.get(self.ranks.group, 0)
+
+    def opened(self, store: Store, *, is_new: bool) -> Any:
+        """Return the c10d backend for messages between the ranks of a pipeline, whose numbers in it are their places in the pipeline.
+
+        With `is_new` groups are opened, by all ranks of the mesh together. Raises RuntimeError as `open_own_groups` does.
+        """
+        self._openings += 1
+        if is_new:
+            open_own_groups(self.ranks, PrefixStore(f"opening/{self._openings}", store))
+        self._drops = _DROPS.get(self.ranks.group, 0)
+        return _BACKENDS[self.ranks.group]
+
+    def drop(self) -> None:
+        """Close and forget our groups beside those of the mesh. Groups with NCCL, and those in which layers send, are spent."""
+        drop_own_groups(self.ranks, self._layers)
+
+
+def drop_own_groups(ranks: RankMesh, layer_groups: Iterable[dist.ProcessGroup]) -> None:
+    """Close and forget our groups beside those of a mesh. Groups with NCCL, and those in which layers send, are spent."""
+    _SPENT.update(layer_groups)
+    for group in ranks.groups:
+        _DROPS[group] = _DROPS.get(group, 0) + 1
+        if not has_gloo_alone(group):
+            _SPENT.add(group)
+        backend = _BACKENDS.pop(group, None)
+        _OWN.pop(group, None)
+        if backend is not None and backend.size() > 1:
+            with suppress(RuntimeError):
+                part = torch.empty(1, dtype=torch.uint8, device="cpu")
+                backend.recv([part], (backend.rank() + 1) % backend.size(), _ABORT_TAG).wait(timedelta(milliseconds=1))
+
+
+def require_unspent(groups: Iterable[dist.ProcessGroup | None], ranks: Iterable[int]) -> None:
+    """Raise InputError for a group in which a step that failed may have a message under way."""
+    if any(group in _SPENT for group in groups if group is not None):
+        raise InputError(
+            f"a pipeline on ranks {', '.join(map(str, ranks))} has failed, and this one would use its process groups",
+            why="ranks left that step at different messages of a group, and the next ones would meet them",
+            hint="mesh=init_device_mesh(...) made anew, for parallelize_module and SyncBatchNorm too; or the ranks started again, from "
+            "the last checkpoint",
+        )
+
+
+def _replaced(ranks: RankMesh) -> tuple[dist.ProcessGroup, ...]:
+    """Return the groups of a mesh beside which there is one of ours: those of gloo, and that of the pipeline, for messages."""
+    return tuple(group for group in ranks.groups if group is ranks.group or has_gloo_alone(group))

@@ -1,0 +1,262 @@
+"""Scripts of ranks that go on after an error, or differ in what they compile or change: what each rank says, as JSON.
+
+python tests/distributed/rank_scripts.py FOLDER NAME ... prints a list per script: per rank its error, or its result.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import init_device_mesh
+
+import pipecompile as pc
+from tests.distributed.faults import warm
+from tests.distributed.mistakes import TIMEOUT, batches, compiled, error_of, of, square
+
+SHORT = 4.0
+"""Timeout, in seconds, of scripts in which a rank is awaited for that long."""
+
+
+class Scaled(nn.Module):
+    """A layer times a number, with the number of its calls as extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.factor, self.calls = nn.Linear(4, 4), 1.0, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x) * self.factor
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"calls": self.calls, "factor": self.factor}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.calls, self.factor = state["calls"], state["factor"]
+
+
+def scaled() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Scaled(), nn.Tanh(), Scaled())
+
+
+def pinned(model: nn.Module) -> Any:
+    """Return a pipeline with the first layer on rank 0 and the last on rank 1."""
+    example = (batches(1)[0][0],)
+    return pc.compile(
+        model, 2, loss_fn=square, n_microbatches=2, cost="analytic", pin={"0": 0, "2": 1}, example_args=example
+    )
+
+
+def loss_of(pipe: Any, part: int = 0) -> Any:
+    """Return the loss of a step, or its error."""
+    x, y = batches(2)
+    try:
+        return round(pipe.step(x[part], target=y[part]).item(), 6)
+    except (pc.PipecompileError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def fail(pipe: Any, *, is_here: bool, part: int = 0) -> Any:
+    """Return the error of a step in which the last layer of a rank raises."""
+
+    def raising(*_: Any) -> None:
+        raise ValueError("the data are wrong")
+
+    hook = pipe.model[2].register_forward_pre_hook(raising) if is_here else None
+    said = loss_of(pipe, part)
+    if hook is not None:
+        hook.remove()
+    return said
+
+
+def after_a_failure(rank: int) -> Any:
+    """Compile and step again on a mesh whose pipeline has failed on one rank of one copy; send in the mesh's own group in between."""
+    mesh, part = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp")), rank // 2
+    pipe = compiled(mesh=mesh)
+    first = loss_of(pipe, part)
+    error = fail(pipe, is_here=rank == 3, part=part)
+    dist.all_reduce(torch.ones(1), group=mesh.get_group("dp"))
+    again = compiled(mesh=mesh)
+    return [
+        first,
+        error.splitlines()[0],
+        loss_of(again, part),
+        loss_of(again, part),
+        loss_of(pipe, part).splitlines()[0],
+    ]
+
+
+def beside_a_failure(rank: int) -> Any:
+    """Step with a pipeline that stood still while another one of the same ranks failed."""
+    other, pipe = compiled(), compiled()
+    loss_of(other)
+    first = loss_of(pipe)
+    error = fail(other, is_here=rank == 1)
+    return [first, error.splitlines()[0], loss_of(pipe), loss_of(pipe), len(pipe.full_state_dict())]
+
+
+def not_finite(rank: int) -> Any:
+    """Go on after a norm that is not finite, which all ranks are told."""
+    pipe, (x, y) = compiled(), batches(1)
+    pipe.step(x[0] * torch.inf, target=y[0])
+    try:
+        pipe.clip_grad_norm_(1.0, error_if_nonfinite=True)
+    except RuntimeError as error:
+        return [str(error), loss_of(pipe)]
+    return rank
+
+
+def other_norm(rank: int) -> Any:
+    """Clip to other norms, and go on."""
+    pipe = compiled()
+    first = loss_of(pipe)
+    return [first, error_of(lambda: pipe.clip_grad_norm_(1.0 + rank)), loss_of(pipe)]
+
+
+def clipped_copy(rank: int, **options: Any) -> Any:
+    """Clip on one copy alone, or on each to another norm, and go on."""
+    pipe = compiled(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp")))
+    loss_of(pipe, rank // 2)
+    said = "" if rank > 1 and not options else error_of(lambda: pipe.clip_grad_norm_(**options or {"max_norm": 1.0}))
+    return [said, loss_of(pipe, rank // 2)]
+
+
+def with_option(name: str, *values: Any) -> Callable[[int], Any]:
+    return lambda rank: loss_of(compiled(**{name: values[rank]}))
+
+
+def rescheduled(rank: int) -> Any:
+    pipe = compiled()
+    first = loss_of(pipe)
+    if rank == 1:
+        pipe.reschedule("gpipe")
+    error = loss_of(pipe)
+    pipe.reschedule("gpipe")
+    return [first, error, loss_of(pipe)]
+
+
+def loaded_on_one(rank: int) -> Any:
+    """Load a state on one rank alone, then on the other, too."""
+    pipe = compiled()
+    first, state = loss_of(pipe), {key: value * 2 for key, value in pipe.full_state_dict().items()}
+    if rank == 0:
+        pipe.load_state_dict(state)
+    error = loss_of(pipe)
+    if rank == 1:
+        pipe.load_state_dict(state)
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    eager.load_state_dict(state)
+    x, y = batches(2)
+    again = loss_of(pipe)
+    return [first, error, again if abs(again - square(eager(x[0]), y[0]).item()) > 1e-5 else first]
+
+
+def changed(change: Callable[[Any], object], who: int = 1) -> Callable[[int], Any]:
+    """Return a script: one rank changes the model after a step, then all do."""
+
+    def run(rank: int) -> Any:
+        model = scaled()
+        pipe = pinned(model)
+        first = loss_of(pipe)
+        if rank == who:
+            change(model)
+        alone = [loss_of(pipe), loss_of(pipe)]
+        if rank != who:
+            change(model)
+        return [first, *alone, loss_of(pipe)]
+
+    return run
+
+
+def extra_state(_: int) -> Any:
+    """Return extra state after two steps, of all ranks and of this one; then load that of this rank, and of all."""
+    model = scaled()
+    pipe = pinned(model)
+    for _step in range(2):
+        loss_of(pipe)
+    whole, own = pipe.full_state_dict(), pipe.state_dict()
+    extra = [{key: value["calls"] for key, value in one.items() if "extra" in key} for one in (whole, own)]
+    own |= {key: {"calls": 40, "factor": 3.0} for key in own if key == "2._extra_state"}
+    pipe.load_state_dict(own)
+    part = [loss_of(pipe), pipe.full_state_dict()["2._extra_state"]]
+    pipe.load_state_dict(whole | {"2._extra_state": {"calls": 7, "factor": 1.0}})
+    return [*extra, part, loss_of(pipe), [model[0].calls, model[2].calls]]
+
+
+def compiled_once_more(rank: int) -> Any:
+    pipe = compiled()
+    loss_of(pipe)
+    return loss_of(compiled() if rank == 1 else pipe)
+
+
+def compiled_on_one(rank: int) -> Any:
+    if rank == 1:
+        time.sleep(SHORT + 3)
+        return "slept"
+    return loss_of(compiled())
+
+
+def _raise() -> None:
+    raise ValueError("bad record 7")
+
+
+def thread_ended(rank: int) -> Any:
+    """Let a thread of rank 1 end by an exception, so that its script waits for it."""
+    pipe = compiled()
+    loss_of(pipe)
+    if rank == 1:
+        thread = Thread(target=_raise, name="loader")
+        thread.start()
+        thread.join()
+        time.sleep(SHORT + 3)
+    return loss_of(pipe)
+
+
+SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
+    "after a failure": (after_a_failure, 4, TIMEOUT),
+    "beside a failure": (beside_a_failure, 2, TIMEOUT),
+    "not finite": (not_finite, 2, TIMEOUT),
+    "other norm": (other_norm, 2, TIMEOUT),
+    "one copy clips": (clipped_copy, 4, TIMEOUT),
+    "copies clip otherwise": (lambda rank: clipped_copy(rank, max_norm=1.0 + rank // 2), 4, TIMEOUT),
+    "loss_reduction": (with_option("loss_reduction", "mean", "sum"), 2, TIMEOUT),
+    "batch_norm": (with_option("batch_norm", "each", "deferred"), 2, TIMEOUT),
+    "check": (with_option("check", True, False), 2, TIMEOUT),
+    "rescheduled": (rescheduled, 2, TIMEOUT),
+    "loaded on one": (loaded_on_one, 2, TIMEOUT),
+    "attribute": (changed(lambda model: setattr(model[2], "factor", 2.0)), 2, TIMEOUT),
+    "attribute of another rank": (changed(lambda model: setattr(model[0], "factor", 2.0)), 2, TIMEOUT),
+    "layer": (changed(lambda model: setattr(model[0], "linear", nn.Linear(4, 4)), who=0), 2, TIMEOUT),
+    "hook": (changed(lambda model: model[2].register_forward_hook(lambda *given: given[2] * 2)), 2, TIMEOUT),
+    "frozen": (changed(lambda model: model[2].linear.weight.requires_grad_(False)), 2, TIMEOUT),
+    "extra state": (extra_state, 2, TIMEOUT),
+    "compiled once more": (compiled_once_more, 2, SHORT),
+    "compiled on one": (compiled_on_one, 2, SHORT),
+    "thread ended": (thread_ended, 2, SHORT),
+}
+"""Scripts by name, with their number of ranks and the timeout of `init_process_group`."""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warm()
+    found = {}
+    for name in sys.argv[2:]:
+        script, world, timeout = SCRIPTS[name]
+        found[name] = of(name, Path(sys.argv[1]), world, script, timeout)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

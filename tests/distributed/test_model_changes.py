@@ -1,0 +1,83 @@
+"""Changes of a model after it was compiled, as ranks compare them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipecompile.distributed.failure_report import Disagreement
+from pipecompile.distributed.model_changes import agree_on_recording
+from pipecompile.tracing.guards.state_guards import ReadChange
+from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
+
+SCRIPTS = ["attribute", "attribute of another rank", "layer", "hook", "frozen"]
+FACTOR = ReadChange("model.factor", 1.0, 2.0, "model.py:7 in forward:  x * self.factor")
+FROZEN = ReadChange("model.weight.requires_grad", True, False, "")
+
+
+def errors_of(*rows: dict[str, Any]) -> list[str]:
+    """Return the error of each rank, "" without one, for graphs and changes of each."""
+
+    def run(communicator: ThreadCommunicator) -> str:
+        given: dict[str, Any] = {"identity": "g", "structure": "s", "changes": (), "is_loaded": False, "in_copy": False}
+        try:
+            agree_on_recording(communicator, **given | rows[communicator.ranks.index])
+        except Disagreement as error:
+            return str(error)
+        return ""
+
+    return run_communicators(len(rows), run)
+
+
+def test_ranks_that_change_the_same_go_on() -> None:
+    assert errors_of({"changes": [FACTOR]}, {"changes": [FACTOR]}) == ["", ""]
+
+
+def test_a_change_on_one_rank_is_named_with_the_rank_and_its_line() -> None:
+    first, second = errors_of({}, {"changes": [FACTOR]})
+    assert first == second
+    assert "the model was changed on some ranks alone after it was compiled" in first
+    assert "rank 10: no change; rank 11: model.factor: 1.0 -> 2.0, read at model.py:7" in first
+
+
+def test_a_rank_may_freeze_its_own_parameters() -> None:
+    assert errors_of({}, {"changes": [FROZEN]}) == ["", ""]
+
+
+def test_graphs_that_differ_without_a_change_are_told() -> None:
+    assert all("the ranks disagree about the graph of the model" in text for text in errors_of({}, {"identity": "h"}))
+
+
+def test_extra_state_of_a_rank_may_change_constants_and_no_structure() -> None:
+    loaded = {"identity": "h", "changes": [FACTOR], "is_loaded": True}
+    assert errors_of({}, loaded) == ["", ""]
+    assert all("disagree about the graph" in text for text in errors_of({}, loaded | {"structure": "t"}))
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("attribute", "rank 0: no change; rank 1: model._modules['2'].factor: 1.0 -> 2.0, read at rank_scripts.py:"),
+        ("attribute of another rank", "rank 0: no change; rank 1: model._modules['0'].factor: 1.0 -> 2.0, read at"),
+        ("layer", "rank 0: model._modules['0'].linear: Linear(in_features=4, out_features=4, bias=True) -> Linear(in_"),
+        ("hook", "rank 0: no change; rank 1: model._modules['2']._forward_hooks: "),
+    ],
+)
+def test_a_step_after_a_change_on_one_rank_is_refused_until_all_have_it(
+    said: dict[str, list[str]], name: str, change: str
+) -> None:
+    """Ranks trained a mixture, or went on with the model before the change, without a word."""
+    for text in said[name]:
+        first, alone, again, both = eval(text.splitlines()[0].removeprefix("result: "))
+        assert first == 0.72827
+        assert alone == again
+        assert change in alone
+        assert isinstance(both, float)
+        assert both != first
+
+
+@pytest.mark.timeout(700)
+def test_a_parameter_that_one_rank_freezes_leaves_losses_as_they_are(said: dict[str, list[str]]) -> None:
+    assert all(text.startswith("result: [0.72827, 0.72827, 0.72827, 0.72827]") for text in said["frozen"])
