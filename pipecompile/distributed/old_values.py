@@ -12,7 +12,7 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.torch_private.hidden_values import hidden
-from pipecompile.torch_private.storages import version_of
+from pipecompile.torch_private.storages import memory_state
 
 __all__ = ["OldValues"]
 
@@ -48,16 +48,20 @@ class OldValues:
     @contextmanager
     def hidden(self, tensors: Named) -> Iterator[None]:
         """Raise InputError when an old one of these tensors is read in this context, and at its end if another one was written."""
-        changed, old, versions = self._written | self._left_out, list[torch.Tensor](), list[tuple[torch.Tensor, int]]()
+        changed, old, versions = (
+            self._written | self._left_out,
+            list[torch.Tensor](),
+            list[tuple[torch.Tensor, tuple[int, int]]](),
+        )
         for tensor in tensors:
             if tensor.requires_grad or id(tensor) in changed:
                 old.append(tensor)
             elif not tensor.is_inference():
-                versions.append((tensor, version_of(tensor)))
+                versions.append((tensor, memory_state(tensor)))
         with hidden(old, partial(self._refusal, names=tensors)):
             yield
         for tensor, version in versions:
-            if version_of(tensor) != version:
+            if memory_state(tensor) != version:
                 raise _written_here(tensors[tensor])
 
     def _refusal(self, tensor: torch.Tensor, *, names: Named) -> InputError:

@@ -22,7 +22,7 @@ from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
-from pipecompile.torch_private.storages import version_of
+from pipecompile.torch_private.storages import memory_state
 from pipecompile.tracing.state.function_state import reads_objects, tensors_near
 from pipecompile.tracing.state.preserved_run import state_tensors
 from pipecompile.tracing.user_source import warn
@@ -84,11 +84,11 @@ _PYTHON_AHEAD = (
 @contextmanager
 def _writes_noted(tensors: Collection[torch.Tensor], changed: list[torch.Tensor]) -> Iterator[None]:
     """Append to `changed` the tensors that are written in this context."""
-    versions = [(tensor, version_of(tensor)) for tensor in tensors]
+    states = [(tensor, memory_state(tensor)) for tensor in tensors]
     try:
         yield
     finally:
-        changed += [tensor for tensor, version in versions if version_of(tensor) != version]
+        changed += [tensor for tensor, state in states if memory_state(tensor) != state]
 
 
 def refuse_in_list(recordings: Sequence[Specialization], sizes: Sequence[int], targets: Sequence[Any]) -> None:

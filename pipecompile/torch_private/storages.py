@@ -18,6 +18,7 @@ __all__ = [
     "foreach_mul",
     "foreach_sub",
     "is_traceable_wrapper_subclass",
+    "memory_state",
     "preserve_versions",
     "storage_key",
     "version_of",
@@ -26,6 +27,13 @@ __all__ = [
 
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 """Return how often a tensor was written in place, views included. 2.11; bound, because steps compare versions."""
+
+
+def memory_state(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return numbers that change when a tensor is written in place, or given other memory by `tensor.data = other`. 2.11."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor._version, tensor.data_ptr() if is_plain else 0
+
 
 preserve_versions = _unsafe_preserve_version_counter
 """Context manager in which writes to the tensors leave their version counters as they are. 2.11."""

@@ -78,5 +78,7 @@ def test_a_write_to_a_tensor_of_another_rank_is_refused(name: str):
     tensor = next(tensor for tensor, label in named.items() if label == name)
     with pytest.raises(InputError, match=f"{name}, which lives on another rank, is written on this one"), old.hidden(named):  # fmt: skip
         tensor.add_(1)
+    with pytest.raises(InputError, match="is written on this one"), old.hidden(named):
+        tensor.data = tensor + 1  # its version stays
     with old.hidden(named):
         tensor.sum()

@@ -129,6 +129,14 @@ def writes_centre(model: nn.Module):
     return loss
 
 
+def gives_other_memory(model: nn.Module):
+    def loss(y: Tensor, t: Tensor) -> Tensor:
+        model.scale.data = model.scale + y.detach().mean()
+        return error(y, t)
+
+    return loss
+
+
 def clamps_a_weight(model: nn.Module):
     def loss(y: Tensor, t: Tensor) -> Tensor:
         with torch.no_grad():
@@ -152,7 +160,12 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("loss_reduction", ["mean", "sum"])
 @pytest.mark.parametrize(
-    ("writes", "name"), [(writes_centre, "buffer 'scale'"), (clamps_a_weight, "parameter 'first.weight'")]
+    ("writes", "name"),
+    [
+        (writes_centre, "buffer 'scale'"),
+        (gives_other_memory, "buffer 'scale'"),
+        (clamps_a_weight, "parameter 'first.weight'"),
+    ],
 )
 def test_a_loss_that_writes_what_an_earlier_stage_reads_is_refused(writes, name, loss_reduction):
     """Later micro-batches read it before or after the write, as it happened; the numbers of one process and of threads differed."""

@@ -11,6 +11,7 @@ from pipecompile.torch_private.storages import (
     foreach_copy,
     foreach_mul,
     is_traceable_wrapper_subclass,
+    memory_state,
     preserve_versions,
     storage_key,
     version_of,
@@ -46,6 +47,14 @@ def test_foreach_functions_take_lists() -> None:
     assert (a.tolist(), b.tolist()) == ([2], [3, 3])
     foreach_copy([a], [torch.full((1,), 7.0)])
     assert a.item() == 7
+
+
+def test_a_write_and_other_memory_change_the_state_of_a_tensor() -> None:
+    states = [memory_state(tensor := torch.ones(2)), memory_state(tensor.add_(1))]
+    kept, tensor.data = tensor.data, torch.ones(2)
+    assert len({*states, memory_state(tensor)}) == 3
+    assert kept.tolist() == [2.0, 2.0]
+    assert memory_state(DENSE.to_sparse()) == (0, 0)
 
 
 def test_plain_tensors_wrap_nothing() -> None:
