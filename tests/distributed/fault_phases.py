@@ -35,7 +35,7 @@ INSIDE = {
     "plan": "pipecompile.driver.phases:_partition",
     "split": "pipecompile.driver.phases:_split",
     "place": "pipecompile.driver.phases:place",
-    "connect": "pipecompile.distributed.communicator:message_backend",
+    "connect": "pipecompile.distributed.own_groups:open_own_groups",
     "bind": "pipecompile.distributed.rank_executable:directed_pairs",
     "share": "pipecompile.distributed.lockstep:_exchanged",
     "seal": "pipecompile.parameters.checkpoint_saving:_gathered",
