@@ -3,7 +3,7 @@
     rank 0   loss_reduction='mean'  schedule='1f1b'  ...  ─┐
     rank 1   loss_reduction='sum'   schedule='1f1b'  ...  ─┴─► loss_reduction: rank 0 'mean'; rank 1 'sum'     on both
 
-Functions are compared by name, place in their file and plain values that they close over. Left out is what the first rank alone uses to plan,
+Functions are compared by name, place in their file and floats that they close over. Left out is what the first rank alone uses to plan,
 in its own seconds and bytes, and what changes no result: `cost`, `time_limit`, `memory_limit`, `check`, `progress` and others.
 """
 
@@ -119,16 +119,16 @@ def _text(value: Any) -> str:
 def _function(value: Any) -> str:
     """Return a text for a function, a partial, a module or another callable."""
     if isinstance(value, functools.partial):
-        return f"{_function(value.func)} with {_plain(dict(enumerate(value.args)) | value.keywords)}"
+        return f"{_function(value.func)} with {_floats(dict(enumerate(value.args)) | value.keywords)}"
     if isinstance(value, nn.Module):
-        return f"{type(value).__qualname__}({_plain(vars(value))})"
+        return f"{type(value).__qualname__}({_floats(vars(value))})"
     name = getattr(value, "__qualname__", type(value).__qualname__)
     if (code := getattr(value, "__code__", None)) is None:
         return str(name)
     cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=False))
     closed = {key: _content(cell) for key, cell in cells.items()}
     defaults = dict(enumerate(value.__defaults__ or ())) | (value.__kwdefaults__ or {})
-    settings = ", ".join(filter(None, [_plain(closed), _plain(defaults)]))
+    settings = ", ".join(filter(None, [_floats(closed), _floats(defaults)]))
     place = f"{name} at {Path(code.co_filename).name}:{code.co_firstlineno}"
     return f"{place} with {settings}" if settings else place
 
@@ -140,10 +140,12 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _plain(values: Mapping[Any, Any]) -> str:
-    """Return the plain values among those of a mapping, but for what begins with an underscore."""
-    plain = {key: value for key, value in values.items() if isinstance(value, _PLAIN) and not str(key).startswith("_")}
-    return ", ".join(f"{key}={value!r}" for key, value in sorted(plain.items(), key=str))
+def _floats(values: Mapping[Any, Any]) -> str:
+    """Return the floats among the values of a mapping, such as weights, but for what begins with an underscore. Integers, flags and texts may tell
+    ranks from each other.
+    """
+    floats = {key: value for key, value in values.items() if isinstance(value, float) and not str(key).startswith("_")}
+    return ", ".join(f"{key}={value!r}" for key, value in sorted(floats.items(), key=str))
 
 
 def _digest(text: str) -> str:

@@ -49,7 +49,6 @@ def text(**options: Any) -> str:
         ("loss_fn", nn.CrossEntropyLoss(label_smoothing=0.1)),
         ("passes", [loss]),
     ],
-    ids=str,
 )
 def test_ranks_with_another_option_are_told_who_has_what(name: str, value: Any) -> None:
     first, second = text(), text(**{name: value})
@@ -72,6 +71,22 @@ def test_functions_are_compared_with_what_they_close_over(one: Any, other: Any) 
 
 
 @pytest.mark.parametrize("options", [{"check": False}, {"progress": True}, {"time_limit": 3}, {"memory_limit": 1e9}, {"cache_size": 2}], ids=str)  # fmt: skip
+def numbered(rank: int) -> Any:
+    is_first, place = rank == 0, f"cuda:{rank}"
+
+    def loss_of_rank(output: Any, target: Any) -> Any:
+        if is_first:
+            print(rank, place)
+        return loss(output, target)
+
+    return loss_of_rank
+
+
+def test_what_a_loss_knows_of_its_rank_may_differ() -> None:
+    """A number, a flag or a device that a loss closes over, such as to log on one rank, is no other loss."""
+    assert text(loss_fn=numbered(0)) == text(loss_fn=numbered(1))
+
+
 def test_what_changes_no_result_may_differ(options: dict[str, Any]) -> None:
     assert text() == text(**options)
 
