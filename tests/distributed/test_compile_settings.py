@@ -70,7 +70,6 @@ def test_functions_are_compared_with_what_they_close_over(one: Any, other: Any) 
     assert text(loss_fn=one) != text(loss_fn=other)
 
 
-@pytest.mark.parametrize("options", [{"check": False}, {"progress": True}, {"time_limit": 3}, {"memory_limit": 1e9}, {"cache_size": 2}], ids=str)  # fmt: skip
 def numbered(rank: int) -> Any:
     is_first, place = rank == 0, f"cuda:{rank}"
 
@@ -87,6 +86,7 @@ def test_what_a_loss_knows_of_its_rank_may_differ() -> None:
     assert text(loss_fn=numbered(0)) == text(loss_fn=numbered(1))
 
 
+@pytest.mark.parametrize("options", [{"check": False}, {"progress": True}, {"time_limit": 3}, {"memory_limit": 1e9}, {"cache_size": 2}], ids=str)  # fmt: skip
 def test_what_changes_no_result_may_differ(options: dict[str, Any]) -> None:
     assert text() == text(**options)
 
