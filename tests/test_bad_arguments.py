@@ -36,7 +36,7 @@ class Odd:
 
 
 VALUES = [
-    None, True, -1, 0, 3, 1.5, math.nan, math.inf, 10**9, -(10**30), 10**400, "", "a\0b", np.array(["x", "y"]), "nonsense", "1F1B", "16GiB", "auto", b"x", Odd(), Odd, [],
+    None, True, -1, 0, 3, 1.5, math.nan, math.inf, 10**9, -(10**30), 10**400, 10**5000, [10**5000], "", "a\0b", np.array(["x", "y"]), "nonsense", "1F1B", "16GiB", "auto", b"x", Odd(), Odd, [],
     [None], ["x"], [0, 2], {}, {"x": 1}, {"x": None}, {0: 0}, ({},), len, torch.zeros(2), torch.zeros(()), nn.Linear, nn.Linear(2, 2),
     torch.float32, torch.device("cpu"), range(2), {1, 2}, 1j,
 ]  # fmt: skip

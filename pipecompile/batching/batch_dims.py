@@ -21,6 +21,7 @@ import torch
 
 from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.errors import InputError
+from pipecompile.ir.input_checks import shown
 
 __all__ = [
     "BatchDims",
@@ -48,7 +49,7 @@ Slot = tuple[str, ...]
 def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: Sequence[str] = ()) -> None:
     """Raise InputError for a name that is no parameter of `forward` (nor in `extra`), and for a value that is no dimension."""
     if not isinstance(batch_dims, Mapping):
-        raise InputError(f"batch_dims={batch_dims!r} is not a mapping", hint='batch_dims={"mask": None, "src": 1}')
+        raise InputError(f"batch_dims={shown(batch_dims)} is not a mapping", hint='batch_dims={"mask": None, "src": 1}')
     parameters = parameters_of(forward)
     known = [*parameters, *extra]
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -18,6 +18,7 @@ import torch
 from pipecompile.batching.batch_dims import BatchDims, Dims, scatter, sizes
 from pipecompile.batching.call_inputs import FlatInputs, count_leaves, flatten_target
 from pipecompile.errors import InputError
+from pipecompile.ir.input_checks import shown
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import foreach_mul
 
@@ -258,6 +259,6 @@ def loss_gradients(
 def scaled_gradients(gradients: torch.Tensor, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
     """Return the gradients of the micro-batches' losses multiplied by the scale of a scaler, which is on `device`."""
     if isinstance(scaler, type) or not callable(getattr(scaler, "scale", None)):
-        raise InputError(f"scaler={scaler!r:.60} is no GradScaler", hint='scaler=torch.amp.GradScaler("cuda")')
+        raise InputError(f"scaler={shown(scaler)} is no GradScaler", hint='scaler=torch.amp.GradScaler("cuda")')
     with torch.inference_mode(False), torch.no_grad():
         return scaler.scale(gradients.double().to(device))

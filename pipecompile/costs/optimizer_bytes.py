@@ -11,6 +11,7 @@ from difflib import get_close_matches
 import torch
 
 from pipecompile.errors import InputError
+from pipecompile.ir.input_checks import shown
 
 __all__ = ["optimizer_state"]
 
@@ -34,7 +35,7 @@ def optimizer_state(optimizer: str | torch.optim.Optimizer | type[torch.optim.Op
     if (key := name.lower().replace("_", "").replace("-", "")) not in _COPIES:
         near = get_close_matches(key, _COPIES) or sorted(_COPIES)
         raise InputError(
-            f"optimizer={name!r} is not known", why="the optimizer's state counts as memory",
+            f"optimizer={shown(name)} is not known", why="the optimizer's state counts as memory",
             hint=f"pass one of {', '.join(map(repr, near))}, or the optimizer itself, after a step",
         )  # fmt: skip
     return _COPIES[key]

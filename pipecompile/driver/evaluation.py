@@ -12,6 +12,7 @@ from torch import nn
 
 from pipecompile.batching.microbatch_list import arguments_of
 from pipecompile.errors import InputError
+from pipecompile.ir.input_checks import shown
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
 from pipecompile.torch_private.device_functions import to_device
@@ -113,7 +114,7 @@ class ValidationLoop:
         if not isinstance(batches, Iterable) or isinstance(batches, torch.Tensor):
             raise InputError(f"evaluate takes batches, not a {type(batches).__name__}", hint="evaluate(loader)")
         if metric is not None and not callable(metric):
-            raise InputError(f"metric={metric!r:.60} is no function", hint="metric=lambda output, target: ...")
+            raise InputError(f"metric={shown(metric)} is no function", hint="metric=lambda output, target: ...")
         total = RunningTotal(is_mean=self.options.loss_reduction == "mean")
         with evaluating(self.pipe.model, self.pipe.train):
             for number, batch in enumerate(batches):

@@ -68,7 +68,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, (str, DeviceSpec)):
-            raise InputError(f"device={self.device!r:.60} is neither a name nor a DeviceSpec", hint='device="h100"')
+            raise InputError(f"device={shown(self.device)} is neither a name nor a DeviceSpec", hint='device="h100"')
         spec_for(self.device)
         whole("nodes", self.nodes, 1)
         whole("devices_per_node", self.devices_per_node, 1)
@@ -155,4 +155,6 @@ def _check_amount(name: str, value: object) -> None:
             f"{name}={shown(value)} is not a finite number above 0", hint=f"no {name}=, for the data sheet's"
         )
     if name == "efficiency" and float(value) > 1:  # type: ignore[arg-type]
-        raise InputError(f"efficiency={value!r} is above 1", why="it is a share of the data sheet's rates", hint="0.5")
+        raise InputError(
+            f"efficiency={shown(value)} is above 1", why="it is a share of the data sheet's rates", hint="0.5"
+        )

@@ -198,7 +198,7 @@ def _check_arguments(
     if not isinstance(problem, Problem):
         raise InputError(f"a {type(problem).__name__} is no Problem", hint="partition(pipe.problem, n_stages)")
     if progress is not None and not callable(progress):
-        raise InputError(f"progress={progress!r:.60} is no function", hint="progress=print")
+        raise InputError(f"progress={shown(progress)} is no function", hint="progress=print")
     if not isinstance(n_stages, int) or isinstance(n_stages, bool) or n_stages < 1:
         raise InputError(f"n_stages is {shown(n_stages)}, expected an integer of at least 1", hint="n_stages=2")
     if n_stages > MOST_STAGES:

@@ -53,7 +53,7 @@ def _flags(n_stages: int, checkpoint: Checkpoint) -> tuple[bool, ...]:
     if isinstance(checkpoint, str):
         if checkpoint not in ("never", "always", "except_last"):
             raise ScheduleError(
-                f"checkpoint={checkpoint!r} is not known",
+                f"checkpoint={shown(checkpoint)} is not known",
                 hint="pass 'never', 'always', 'except_last', one flag per stage, or, with a model, 'auto'",
             )
         return (checkpoint != "never",) * n_stages

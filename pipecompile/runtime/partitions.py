@@ -21,6 +21,7 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST
+from pipecompile.ir.input_checks import shown
 from pipecompile.runtime.green_contexts import NoPartitionsError, green_streams
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.streams import CopyStream, DeviceStreams, Stream, StreamTask, allocated
@@ -54,7 +55,9 @@ def partitions(device: str | torch.device = "cuda:0", count: int = 4) -> list[Ca
     """
     card = _checked(device)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(f"count={count!r} is not a whole number of at least 1", hint=f'pc.partitions("{card}", 4)')
+        raise InputError(
+            f"count={shown(count)} is not a whole number of at least 1", hint=f'pc.partitions("{card}", 4)'
+        )
     try:
         streams, each = green_streams(card, count)
     except NoPartitionsError as error:

@@ -20,6 +20,7 @@ from itertools import count
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir.input_checks import shown
 
 __all__ = [
     "action_queue",
@@ -97,8 +98,12 @@ def check_cells(n_stages: int, n_microbatches: int) -> None:
     if n_stages * n_microbatches > _MOST_CELLS:
         raise ScheduleError(
             f"a schedule has at most {_MOST_CELLS:,} cells",
-            why=f"{n_stages:,} stages on {n_microbatches:,} micro-batches are asked for",
+            why=f"{_grouped(n_stages)} stages on {_grouped(n_microbatches)} micro-batches are asked for",
         )
+
+
+def _grouped(count: int) -> str:
+    return f"{count:,}" if count < 10**18 else shown(count)
 
 
 def serial(placement: Sequence[int], n_microbatches: int) -> Schedule:

@@ -12,6 +12,7 @@ from typing import Any
 from pipecompile.errors import PipecompileError, ScheduleError
 from pipecompile.ir import Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.input_checks import shown
 from pipecompile.ir.routes import stages_after
 from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import chain_after, check_cells
@@ -208,7 +209,7 @@ def _built(build: Builder, *counts: Any) -> Schedule:
 
 
 def _check_counts(**counts: object) -> None:
-    all_counts = ", ".join(f"{name}={count!r}" for name, count in counts.items())
+    all_counts = ", ".join(f"{name}={shown(count)}" for name, count in counts.items())
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ScheduleError(f"{name} must be a whole number, at least 1", why=f"the counts are {all_counts}")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Program, Schedule
+from pipecompile.ir.input_checks import shown
 from pipecompile.ir.routes import Sums
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import Source
@@ -36,7 +37,7 @@ def _schedule(name: str, value: Any) -> str | Schedule | Builder:
         return (WrittenProgram if str(value).endswith(".txt") else Schedule).load(value)
     if isinstance(value, str) and value != "auto" and value not in CATALOGUE:
         raise ScheduleError(
-            f"{name}={value!r} is not known", why=f"known are {', '.join(map(repr, ('auto', *CATALOGUE)))}",
+            f"{name}={shown(value)} is not known", why=f"known are {', '.join(map(repr, ('auto', *CATALOGUE)))}",
             hint=f"{name}={near(value, CATALOGUE)!r}, or the path of a .csv or .txt file",
         )  # fmt: skip
     if not isinstance(value, (str, Schedule)) and not callable(value):
@@ -50,7 +51,7 @@ def _checkpoint(name: str, value: Any) -> str | tuple[bool, ...]:
     if isinstance(value, str):
         if value not in _MODES:
             why = f"known are {', '.join(map(repr, _MODES))}, and a flag per stage"
-            raise ScheduleError(f"{name}={value!r} is not known", why=why, hint=f"{name}={near(value, _MODES)!r}")
+            raise ScheduleError(f"{name}={shown(value)} is not known", why=why, hint=f"{name}={near(value, _MODES)!r}")
         return value
     try:
         return entries(name, value, _stage_flag, "a mode nor a flag per stage", f'{name}="always"')

@@ -48,7 +48,18 @@ Check = Callable[[str, Any], Any]
 
 _PLAIN = (str, int, float, type(None), list, tuple, dict, set, range, torch.device)
 
-_SHORT = Repr()
+
+class _Short(Repr):
+    """Short texts, also of whole numbers with more digits than Python writes."""
+
+    def repr_int(self, value: int, level: int) -> str:
+        try:
+            return super().repr_int(value, level)
+        except ValueError:
+            return "a number of thousands of digits"
+
+
+_SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = 60
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
 

@@ -18,7 +18,7 @@ from typing import Unpack
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule, place
-from pipecompile.ir.input_checks import whole
+from pipecompile.ir.input_checks import shown, whole
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import walk
@@ -71,7 +71,7 @@ def advise(
     most = whole("most", most)
     if not (isinstance(faster, Real) and 0 < faster <= 1):
         raise InputError(
-            f"faster={faster!r} is not a share of a time",
+            f"faster={shown(faster)} is not a share of a time",
             why="a share is above 0 and at most 1",
             hint="faster=0.1 for ten percent",
         )

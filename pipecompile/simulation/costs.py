@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Action, Kind, Route, Tie
-from pipecompile.ir.input_checks import amount, amounts, known_names, whole
+from pipecompile.ir.input_checks import amount, amounts, known_names, shown, whole
 from pipecompile.ir.units import counted
 from pipecompile.simulation.overlap_costs import PerPair, checked_overlap, communication_seconds
 from pipecompile.simulation.sharding_costs import ShardingCosts, ShardingOptions, make_sharding_costs
@@ -237,7 +237,7 @@ def _seconds(
 def _check_names(**names: tuple[str, str]) -> None:
     for option, (value, other) in names.items():
         if not isinstance(value, str) or value not in (other, "device"):
-            raise InputError(f"{option}={value!r:.60} is not known", hint=f"{other!r} or 'device'")
+            raise InputError(f"{option}={shown(value)} is not known", hint=f"{other!r} or 'device'")
 
 
 def _shared_streams(streams: Sequence[int] | None, n_devices: int) -> tuple[int, ...]:
@@ -245,7 +245,7 @@ def _shared_streams(streams: Sequence[int] | None, n_devices: int) -> tuple[int,
     if streams is None:
         return ()
     if isinstance(streams, str) or not isinstance(streams, Sequence):
-        raise InputError(f"streams={streams!r} is not a number per device")
+        raise InputError(f"streams={shown(streams)} is not a number per device")
     if len(streams) != n_devices:
         count = counted(len(streams), "number")
         raise InputError(f"streams has {count} for {counted(n_devices, 'device')}", hint="one per device")

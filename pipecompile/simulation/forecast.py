@@ -19,7 +19,7 @@ from typing import Unpack
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Program, Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import amount, amounts, whole
+from pipecompile.ir.input_checks import amount, amounts, shown, whole
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import counted
 from pipecompile.simulation.contention_walk import walk_contended
@@ -131,7 +131,7 @@ def forecast(
 
 def _check_rendezvous(rendezvous: object, subject: object) -> None:
     if not isinstance(rendezvous, bool):
-        raise InputError(f"rendezvous={rendezvous!r:.60} is not a bool", hint="rendezvous=True")
+        raise InputError(f"rendezvous={shown(rendezvous)} is not a bool", hint="rendezvous=True")
     if rendezvous and isinstance(subject, Schedule):
         raise InputError("rendezvous needs a program", why="a schedule has no sends", hint="lower(schedule)")
 
@@ -154,7 +154,7 @@ def _run(subject: Schedule | Program, tasks: TaskGraph, costs: Costs, contention
 def _checked_cards(nics: Sequence[int], n_devices: int) -> list[int]:
     if isinstance(nics, str) or not isinstance(nics, Sequence):
         raise InputError(
-            f"nics={nics!r:.40} is not a number per device", hint="[0, 0, 1, 1]: two devices on each of two cards"
+            f"nics={shown(nics)} is not a number per device", hint="[0, 0, 1, 1]: two devices on each of two cards"
         )
     if len(nics) != n_devices:
         raise InputError(

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import HOST, Route, chain
+from pipecompile.ir.input_checks import float_of, shown
 
 __all__ = ["checked_routes", "is_name", "route_faults", "route_sequence"]
 
@@ -34,7 +35,7 @@ def route_sequence(routes: object, n_stages: int) -> tuple[Route, ...]:
         return tuple(routes)  # type: ignore[arg-type]
     except TypeError:
         hint = "routes=None for a chain of stages"
-        raise InputError(f"routes={routes!r} is not a sequence of routes", hint=hint) from None
+        raise InputError(f"routes={shown(routes)} is not a sequence of routes", hint=hint) from None
 
 
 def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
@@ -45,7 +46,15 @@ def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
     twice = [
         f"{count} routes are called {name!r}: a value has one route" for name, count in counts.items() if count > 1
     ]
-    return [*twice, *(f"{route}: {fault}" for route in routes for fault in _faults(route, n_stages))]
+    return [*twice, *(f"{_text(route)}: {fault}" for route in routes for fault in _faults(route, n_stages))]
+
+
+def _text(route: Route) -> str:
+    """Return the text of a route; its name alone if its numbers have more digits than Python writes."""
+    try:
+        return str(route)
+    except (ValueError, OverflowError):
+        return f"route {route.value}"
 
 
 def is_name(text: str) -> bool:
@@ -58,14 +67,14 @@ def is_name(text: str) -> bool:
 def _faults(route: Route, n_stages: int) -> Iterator[str]:
     if not is_name(route.value):
         yield f"{route.value!r} is not a name: no spaces, no # ' [ ], and @0, @1 ... belong to the stages"
-    if not (isinstance(route.nbytes, Real) and math.isfinite(route.nbytes) and route.nbytes >= 0):
+    if not (isinstance(route.nbytes, Real) and math.isfinite(float_of(route.nbytes)) and route.nbytes >= 0):
         yield "the size must be finite and not negative"
     ends = [route.source, *route.consumers]
     if strange := [end for end in ends if not isinstance(end, Integral)]:
         yield f"{strange[0]!r} is no stage"
         return
     if outside := [end for end in ends if end != HOST and not 0 <= end < n_stages]:
-        yield f"there is no stage {outside[0]}, stages are 0 to {n_stages - 1}"
+        yield f"there is no stage {shown(outside[0])}, stages are 0 to {n_stages - 1}"
     if not route.consumers:
         yield "the route has no consumer"
     keys = [n_stages if consumer == HOST else consumer for consumer in route.consumers]
@@ -73,7 +82,7 @@ def _faults(route: Route, n_stages: int) -> Iterator[str]:
         yield "consumers must be in ascending order, each once, the host last"
     yield from _sum_faults(route)
     if any(consumer != HOST and consumer <= route.source for consumer in route.consumers):
-        yield f"the route goes back: every consumer must come after stage {route.source}"
+        yield f"the route goes back: every consumer must come after stage {shown(route.source)}"
 
 
 def _sum_faults(route: Route) -> Iterator[str]:
@@ -81,6 +90,6 @@ def _sum_faults(route: Route) -> Iterator[str]:
     if route.sums and (not route.gradient or route.source == HOST):
         yield "sums are of gradients that a stage sends to a stage"
     if strange := [stage for stage in summed if stage not in route.consumers or stage == HOST]:
-        yield f"stage {strange[0]} is in a sum, and no consumer"
+        yield f"stage {shown(strange[0])} is in a sum, and no consumer"
     if len(set(summed)) < len(summed) or any(len(group) < 2 for group in route.sums):
         yield "a sum has at least two consumers, each in one sum"

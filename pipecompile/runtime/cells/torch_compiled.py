@@ -14,6 +14,7 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
+from pipecompile.ir.input_checks import shown
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredBatchNorm
 from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.tracing.emit.region_graphs import install_regions
@@ -26,7 +27,7 @@ __all__ = ["check_backend", "stage_codes"]
 def check_backend(choice: bool | str) -> None:
     """Raise InputError for a backend that `torch.compile` does not know."""
     if isinstance(choice, str) and choice not in (known := torch.compiler.list_backends(exclude_tags=())):
-        raise InputError(f"compile_stages={choice!r} is no backend of torch.compile", hint=", ".join(known))
+        raise InputError(f"compile_stages={shown(choice)} is no backend of torch.compile", hint=", ".join(known))
 
 
 def stage_codes(stages: Sequence[Stage], choice: bool | str) -> tuple[StageCode, ...]:

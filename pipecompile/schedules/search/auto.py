@@ -23,7 +23,7 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Route, Schedule
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import amount, whole
+from pipecompile.ir.input_checks import amount, shown, whole
 from pipecompile.ir.progress import task
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
@@ -106,7 +106,7 @@ def auto_schedule(
     effort, deadline = amount("effort", effort), Deadline(amount("time_limit", time_limit, finite=False))
     for name, flag in (("split", split), ("exact", exact)):
         if not isinstance(flag, bool):
-            raise InputError(f"{name}={flag!r:.60} is not True or False", hint=f"{name}=False")
+            raise InputError(f"{name}={shown(flag)} is not True or False", hint=f"{name}=False")
     search = _AutoSearch(n_microbatches, routes, checked, limit, checkpoint, split, exact, effort, deadline)
     with task(search.line):
         return search.run(placements)

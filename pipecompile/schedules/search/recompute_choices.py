@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
+from pipecompile.ir.input_checks import shown
 from pipecompile.schedules.search.priority_rules import needed_in_flight
 from pipecompile.schedules.search.workload import Workload
 
@@ -33,7 +34,7 @@ def recompute_flag_sets(
         yield from dict.fromkeys([none, *(_needed(workload, capacity, stretch) for stretch in _STRETCH), every])
     elif not isinstance(checkpoint, list | tuple) or len(checkpoint) != workload.n_stages:
         raise ScheduleError(
-            f"checkpoint={checkpoint!r} is not known", hint="'never', 'always', 'auto', or a flag per stage"
+            f"checkpoint={shown(checkpoint)} is not known", hint="'never', 'always', 'auto', or a flag per stage"
         )
     else:
         yield tuple(map(bool, checkpoint))
