@@ -240,7 +240,7 @@ class _AutoSearch:
         return recompute_flag_sets(evaluator.workload(split=self.split), evaluator.capacity, self.checkpoint)
 
     def _improved(self, best: EvaluatedSchedule) -> Schedule:
-        """Return the schedule improved by swaps that keep the saved memory of every row within the limit."""
+        """Return the schedule improved by swaps, within the limit. A swap keeps the saved memory of its row; the values count in a shorter schedule."""
         schedule, evaluator = best.schedule, best.evaluator
         recomputed = {a.stage for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
         flags = [stage in recomputed for stage in range(schedule.n_stages)]
@@ -250,7 +250,7 @@ class _AutoSearch:
             peaks = evaluator.peaks(schedule)
             slack = tuple(most - peak for most, peak in zip(self.limit.capacity, peaks, strict=True))
         most = [evaluator.peak_saved(row) + more for row, more in zip(schedule.rows, slack, strict=True)]
-        better = improve(
+        return improve(
             schedule,
             self.routes,
             self.costs,
@@ -261,8 +261,8 @@ class _AutoSearch:
             ),
             walks=int(self.effort * _SWAP_ACTIONS / sum(map(len, schedule.rows))),
             deadline=self.deadline,
+            accepts=lambda shorter: not any(evaluator.excess(shorter)),
         )
-        return schedule if any(evaluator.excess(better)) else better
 
     def _infeasible(self, evaluator: Evaluator) -> ScheduleError:
         """Return the error with the memory of the serial schedule, the least of all schedules."""

@@ -29,6 +29,9 @@ __all__ = ["improve"]
 Fits = Callable[[int, Sequence[Action | None]], bool]
 """(device, row of its actions) -> whether the row fits the memory."""
 
+Accepts = Callable[[Schedule], bool]
+"""Whether a schedule may be the result. Asked of every shorter one, so that a later one which is not accepted loses nothing."""
+
 _TABU = 8
 """Steps for which the reverse of a swap is forbidden."""
 
@@ -45,11 +48,12 @@ def improve(
     target: float,
     walks: int,
     deadline: Deadline | None = None,
+    accepts: Accepts = lambda _: True,
 ) -> Schedule:
-    """Return a schedule that takes no longer. Stop at a makespan of `target` seconds, after `walks` simulations, or with a deadline at
-    Ctrl-C.
+    """Return a schedule that takes no longer, of those that `accepts`. Stop at a makespan of `target` seconds, after `walks` simulations,
+    or with a deadline at Ctrl-C.
     """
-    search = _TabuSearch(schedule, routes, costs, fits)
+    search = _TabuSearch(schedule, routes, costs, fits, accepts)
     with nullcontext() if deadline is None else deadline.moved_by_interrupt():
         while search.walks < walks and search.best > target * (1 + _NEGLIGIBLE):
             if not search.step():
@@ -60,9 +64,9 @@ def improve(
 class _TabuSearch:
     """The current order of tasks, and `rows`, the best order so far, which takes `best` seconds."""
 
-    def __init__(self, schedule: Schedule, routes: Sequence[Route], costs: Costs, fits: Fits) -> None:
+    def __init__(self, schedule: Schedule, routes: Sequence[Route], costs: Costs, fits: Fits, accepts: Accepts) -> None:
         self.tasks, self.costs, self.fits = tasks_of_schedule(schedule, routes, costs), costs, fits
-        self.schedule = schedule
+        self.schedule, self.accepts = schedule, accepts
         self.device = [d for d, row in enumerate(self.tasks.rows) for _ in row]
         self.feeds = {(r.source, c) for r in routes for c in r.consumers}
         self.returns = {(c, r.source) for r in routes if r.gradient for c in r.consumers}
@@ -92,9 +96,10 @@ class _TabuSearch:
         self.tabu[self.tasks.actions[task + 1], self.tasks.actions[task]] = self.steps + _TABU
         self.times = self._walk()
         if seconds < self.best * (1 - _NEGLIGIBLE):
-            self.best = seconds
             actions = self.tasks.actions
-            self.rows = tuple(tuple(a for task in row if (a := actions[task]) is not None) for row in self.tasks.rows)
+            rows = tuple(tuple(a for task in row if (a := actions[task]) is not None) for row in self.tasks.rows)
+            if self.accepts(replace(self.schedule, rows=rows, certificate=None)):
+                self.best, self.rows = seconds, rows
         return True
 
     def _swaps(self) -> list[int]:

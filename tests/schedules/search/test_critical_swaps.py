@@ -1,3 +1,5 @@
+"""Swaps on the critical path shorten a schedule, and never give a longer one, or one that is not accepted."""
+
 from __future__ import annotations
 
 from pipecompile.ir import Schedule, chain
@@ -36,3 +38,22 @@ def test_it_never_makes_things_worse() -> None:
         better = improved(schedule, walks=200)
         verify(better)
         assert simulate(better).makespan <= simulate(schedule).makespan
+
+
+def test_a_shorter_schedule_that_is_not_accepted_loses_no_earlier_one() -> None:
+    """A last one beyond the memory, once its values counted, threw all away: more effort gave a longer schedule."""
+    rows = [[f"{s}F{m}" for m in range(4)] + [f"{s}{kind}{m}" for m in range(4) for kind in "IW"] for s in range(3)]
+    schedule = Schedule.from_csv("\n".join(",".join(row) for row in rows))
+    routes, asked = chain(3), list[Schedule]()
+    costs = make_costs(3, 3, routes)
+
+    def shortest(accepts) -> float:
+        found = improve(schedule, routes, costs, lambda device, row: True, target=0.0, walks=2000, accepts=accepts)
+        return simulate(found).makespan
+
+    best = shortest(lambda shorter: not asked.append(shorter))
+    lengths = sorted({simulate(each).makespan for each in asked})
+    assert best == lengths[0]
+    assert len(lengths) > 1
+    assert shortest(lambda shorter: simulate(shorter).makespan > best) == lengths[1]
+    assert shortest(lambda _: False) == simulate(schedule).makespan
