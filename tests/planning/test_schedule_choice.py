@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.costs.device_specs import Links
+from pipecompile.costs.device_specs import PCIE4, Links
 from pipecompile.ir import HOST, Kind, Route
 from pipecompile.ir.plan import StageSummary
 from pipecompile.planning.schedule_choice import _room, make_schedule, search_schedule, simulation_costs
@@ -36,9 +37,14 @@ def test_costs_are_per_stage_and_per_route() -> None:
         "weight_grad": [1.0, 0.5],
         "backward": [2.0, 2.0],
         "transfer": {"x": 8.5, "a": 4.5, "b": 4.5},
+        "host_bandwidth": PCIE4,
         "saved_bytes": [10.0, 14.0],
         "weight_saved_bytes": [10.0, 3.0],
     }
+
+
+def test_inputs_take_no_time_where_devices_share_a_memory() -> None:
+    assert simulation_costs(STAGES, ROUTES, Links(0.0, 0.0), (0, 1))["host_bandwidth"] == math.inf
 
 
 def test_transfers_are_slower_on_slow_links() -> None:
