@@ -66,7 +66,9 @@ def _phase_fault(chance: random.Random, phase: str, kind: str) -> PhaseFault:
     fault = PhaseFault(
         phase, kind, chance.choice(ranks), world, copies, chance.choice(["gpipe", "1f1b", "interleaved", "zbv"])
     )
-    if kind == "samples" and fault.schedule == "zbv":  # one rank has the first and the last stage: it alone reads samples
+    if (
+        kind == "samples" and fault.schedule == "zbv"
+    ):  # one rank has the first and the last stage: it alone reads samples
         return replace(fault, schedule="1f1b")
     # a metric is called where the last stage is
     return replace(fault, rank=world - 1, schedule="1f1b") if phase == "metric" else fault

@@ -38,7 +38,7 @@ _SPENT: WeakSet[dist.ProcessGroup] = WeakSet()
 """Groups of the user's in which a failed step may have a message under way."""
 
 _DROPS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""How often groups beside a group of a mesh were dropped: a pipeline that has opened channels before has to open them anew."""
+"""Count, per group of a mesh, of the times that groups beside it were dropped: a pipeline that opened channels before opens them anew."""
 
 _ABORT_TAG = 2
 """Tag of a receive that is never sent: gloo closes the connections of a backend when a receive times out."""

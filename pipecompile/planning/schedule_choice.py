@@ -24,13 +24,7 @@ from pipecompile.simulation.costs import CostOptions, make_costs
 SLOWER = 1.001
 """Ratio of step times above which the order of a chain is preferred."""
 
-__all__ = [
-    "make_schedule",
-    "offload_seconds",
-    "search_schedule",
-    "sharding_bytes",
-    "simulation_costs",
-]
+__all__ = ["make_schedule", "offload_seconds", "search_schedule", "sharding_bytes", "simulation_costs"]
 
 
 def simulation_costs(

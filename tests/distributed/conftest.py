@@ -25,7 +25,7 @@ def single_rank() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What each rank said, per script of SCRIPTS in the module; see rank_scripts.py."""
+    """Return, per script of SCRIPTS in the module, the error or the result of each rank; see rank_scripts.py."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     script, folder = str(ROOT / "tests/distributed/rank_scripts.py"), str(tmp_path_factory.mktemp("scripts"))
     command = [sys.executable, script, folder, *request.module.SCRIPTS]

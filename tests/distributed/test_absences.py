@@ -1,4 +1,4 @@
-"""What ranks note about themselves, for those that wait for them."""
+"""Ranks note how many pipelines they made and how a thread ended; the error of a rank that waits says so."""
 
 from __future__ import annotations
 

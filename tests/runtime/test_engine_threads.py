@@ -37,7 +37,7 @@ class Cubed(torch.autograd.Function):
 
 
 class Blocks(nn.Module):
-    """Four stages: a normalisation, dropout of a fixed seed would differ by device, a function of a user, a skip over all."""
+    """Four linear layers with a normalisation, a function of the user, and a skip over all."""
 
     def __init__(self) -> None:
         super().__init__()

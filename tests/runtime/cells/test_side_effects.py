@@ -1,4 +1,4 @@
-"""What a stage does beside its outputs, as its graph tells."""
+"""Side effects of a stage are found in its graph: draws, writes, values left on the model, autocast."""
 
 from __future__ import annotations
 
