@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -44,6 +42,7 @@ from pipecompile.distributed.protocol import (
     MessageKind,
     tag_of,
 )
+from pipecompile.torch_private.process_groups import close_connections
 
 __all__ = ["Channel", "Inbox", "Outbox", "Waiter", "check_name"]
 
@@ -60,10 +59,8 @@ class Channel:
         """Number of messages received from the peer. The next head to the peer acknowledges them."""
 
     def abort(self) -> None:
-        """Close the connections of the backend: gloo closes all of them when one receive times out."""
-        with suppress(RuntimeError):
-            part = torch.empty(1, dtype=torch.uint8, device="cpu")
-            self.receive(part, ABORT).wait(timedelta(milliseconds=1))
+        """Close the connections of the backend."""
+        close_connections(self.backend, self.peer, tag_of(self.number, ABORT.tag))
 
     def send(self, part: torch.Tensor, kind: MessageKind) -> dist.Work:
         """Begin to send one part of a message."""

@@ -13,18 +13,23 @@ NCCL has no other beside it. It is spent after a failure, and so is a group that
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from pipecompile.distributed.protocol import ABORT
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import InputError
-from pipecompile.torch_private.process_groups import gloo_backend, gloo_group, has_gloo_alone, without_timeout
+from pipecompile.torch_private.process_groups import (
+    close_connections,
+    gloo_backend,
+    gloo_group,
+    has_gloo_alone,
+    without_timeout,
+)
 
 __all__ = ["GroupUse", "drop_own_groups", "open_own_groups", "own_group", "require_unspent"]
 
@@ -39,9 +44,6 @@ _SPENT: WeakSet[dist.ProcessGroup] = WeakSet()
 
 _DROPS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 """Count, per group of a mesh, of the times that groups beside it were dropped: a pipeline that opened channels before opens them anew."""
-
-_ABORT_TAG = 2
-"""Tag of a receive that is never sent: gloo closes the connections of a backend when a receive times out."""
 
 
 def open_own_groups(ranks: RankMesh, store: Store) -> None:
@@ -118,9 +120,7 @@ def drop_own_groups(ranks: RankMesh, layer_groups: Iterable[dist.ProcessGroup]) 
         backend = _BACKENDS.pop(group, None)
         _OWN.pop(group, None)
         if backend is not None and backend.size() > 1:
-            with suppress(RuntimeError):
-                part = torch.empty(1, dtype=torch.uint8, device="cpu")
-                backend.recv([part], (backend.rank() + 1) % backend.size(), _ABORT_TAG).wait(timedelta(milliseconds=1))
+            close_connections(backend, (backend.rank() + 1) % backend.size(), ABORT.tag)
 
 
 def require_unspent(groups: Iterable[dist.ProcessGroup | None], ranks: Iterable[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
 __all__ = [
+    "close_connections",
     "default_store",
     "device_types",
     "flattened",
@@ -31,6 +33,13 @@ def default_store() -> Store:
 def gloo_backend(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """Return a gloo backend outside of any process group; the ranks meet in `store`. 2.11."""
     return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def close_connections(backend: Any, peer: int, tag: int) -> None:
+    """Close the connections of a gloo backend: it closes all of them when one receive times out, of a tag that is never sent. 2.11."""
+    part = torch.empty(1, dtype=torch.uint8, device="cpu")
+    with suppress(RuntimeError):
+        backend.recv([part], peer, tag).wait(timedelta(milliseconds=1))
 
 
 def without_timeout(backend: Any) -> None:
