@@ -2,7 +2,7 @@
 
     the cut with the least bottleneck ─────────────────────┐
     the graph contracted to its branches ─► cut again ─────┴─► moves of parts of stages ─┬─► the best few, all different
-    a small graph ─► all cuts of balanced work (balanced_cuts.py) ───────────────────────┘
+    a small graph ─► branch and bound (short_cuts.py) ───────────────────────────────────┘
 
 A move takes one cluster to another stage, with all that precedence takes along; or all clusters of a stage that wait for another
 stage, or that another stage waits for. The search ends after a fixed amount of work, so that it finds the same cuts everywhere.
@@ -15,12 +15,12 @@ from dataclasses import replace
 from itertools import islice
 from random import Random
 
-from pipecompile.partitioners.balanced_cuts import balanced_cuts
 from pipecompile.partitioners.clusters import BLOCK, Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges, stage_ranges
 from pipecompile.partitioners.contraction import contract_branches
 from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.strategy import candidate_orders
+from pipecompile.partitioners.short_cuts import add_short_cuts
 from pipecompile.partitioners.stage_paths import is_legal, path_moves, stage_edges
 from pipecompile.partitioners.step_objective import Score, StepObjective
 
@@ -44,8 +44,14 @@ _KICKS = 16
 _NEAR = 500
 """Cuts one move away that are estimated."""
 
-_BALANCED = 800
-"""Cuts of balanced work that are estimated: some tenths of a second."""
+_VISITS = 6_000
+"""Partial cuts of a small graph that each round of branch and bound visits: some hundredths of a second."""
+
+_ALIKE = 4
+"""Cuts that are searched for every one that is returned: some differ by an addition from others."""
+
+_SAME_WORK = 0.02
+"""Difference of the work of a stage that counts, as a multiple of the mean work of a stage."""
 
 _ORDERS = 6
 """Linear orders of a contracted graph that are cut."""
@@ -61,9 +67,22 @@ def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRange
             for each in (cut, tuple(_descend(objective, cut, ranges, share))):
                 found.setdefault(each, objective.score(each))
     _kick(objective, ranges, found)
-    for cut in map(tuple, balanced_cuts(objective, ranges, _BALANCED)):
-        found.setdefault(cut, objective.score(cut))
-    return [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))][:most]
+    add_short_cuts(objective, ranges, found, _ALIKE * most, _VISITS)
+    ordered = [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))]
+    return list(islice(_different(objective, ordered), most))
+
+
+def _different(objective: StepObjective, cuts: Sequence[list[int]]) -> Iterator[list[int]]:
+    """Yield the cuts but for those with nearly the work of an earlier one in every stage, along the same path of stages."""
+    least, seen = _SAME_WORK * sum(objective.times) / len(objective.placement), set[tuple[object, ...]]()
+    for cut in cuts:
+        work = [0.0] * len(objective.placement)
+        for time, stage in zip(objective.times, cut, strict=True):
+            work[stage] += time
+        kind = (*(round(each / least) if least else 0 for each in work), *sorted(stage_edges(objective.clusters, cut)))
+        if kind not in seen:
+            seen.add(kind)
+            yield cut
 
 
 def _kick(objective: StepObjective, ranges: StageRanges | None, found: dict[tuple[int, ...], Score]) -> None:

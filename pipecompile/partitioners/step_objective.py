@@ -50,13 +50,14 @@ class StepObjective:
     placement: tuple[int, ...]
     microbatches: int
     is_split: bool = False
-    _times: list[float] = field(init=False)
+    times: list[float] = field(init=False)
+    """Seconds of each cluster at speed 1, recomputation included."""
     _sinks: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         redone = all(self.machine.recompute)
         columns = zip(self.clusters.time, self.clusters.forward, strict=True)
-        object.__setattr__(self, "_times", [time + redone * forward for time, forward in columns])
+        object.__setattr__(self, "times", [time + redone * forward for time, forward in columns])
         sources = {a for a, _ in self.clusters.arcs}
         object.__setattr__(self, "_sinks", [v for v in range(len(self.clusters)) if v not in sources])
 
@@ -64,7 +65,7 @@ class StepObjective:
         """Return the estimate for a stage per cluster; infinite if a device has too little memory. O(clusters + arcs + flows)."""
         if self.machine.has_memory_limit and bottleneck(self.clusters, self.machine, assignment) == inf:
             return inf, inf
-        times, edges = self._stage_times(self._times, assignment), self._edges(assignment)
+        times, edges = self._stage_times(self.times, assignment), self._edges(assignment)
         forward = self._stage_times(self.clusters.forward, assignment)
         path = [(time + first) / 2 for time, first in zip(times, forward, strict=True)] if self.is_split else times
         n = len(times)
@@ -88,10 +89,10 @@ class StepObjective:
         """Return whether a shorter path of stages alone could shorten the estimated step by this fraction."""
         ends = [0.0] * len(self.clusters)
         for a, b in self.clusters.arcs:  # sorted, and clusters are in topological order
-            ends[b] = max(ends[b], ends[a] + self._times[a])
-        path = max((end + time for end, time in zip(ends, self._times, strict=True)), default=0.0)
+            ends[b] = max(ends[b], ends[a] + self.times[a])
+        path = max((end + time for end, time in zip(ends, self.times, strict=True)), default=0.0)
         now, work = self.score(assignment)[0], [0.0] * (1 + max(self.placement))
-        for stage, time in enumerate(self._stage_times(self._times, assignment)):
+        for stage, time in enumerate(self._stage_times(self.times, assignment)):
             work[self.placement[stage]] += time
         return path / max(self.machine.speed) + (self.microbatches - 1) * max(work) < now * (1 - share)
 
