@@ -22,6 +22,7 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.graph.module_names import nodes_of_module
 from pipecompile.ir import UNTRAINED, Kind, Route, Schedule
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import sources_of
 from pipecompile.passes.checkpointing import insert_recompute
@@ -41,7 +42,6 @@ from pipecompile.settings.machine_settings import (
 from pipecompile.settings.offload_choice import check_offload
 from pipecompile.settings.reshard_choice import check_reshard
 from pipecompile.settings.run_settings import RunSettings, load_schedule
-from pipecompile.settings.value_checks import shown
 from pipecompile.verifiers import verify
 
 __all__ = ["Options", "load_schedule"]

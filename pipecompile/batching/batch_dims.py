@@ -21,7 +21,7 @@ import torch
 
 from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 
 __all__ = [
     "BatchDims",
@@ -56,17 +56,17 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
     for name, dim in batch_dims.items():
         if dim is not None and dim is not list and (isinstance(dim, bool) or not isinstance(dim, int)):
             hint = "a dimension, None for a tensor that all samples share, or list for a list with one entry per sample"
-            raise InputError(f"batch_dims[{name!r}] is {dim!r}", hint=hint)
+            raise InputError(f"batch_dims[{shown(name)}] is {shown(dim)}", hint=hint)
         if not isinstance(name, str):
             raise InputError(
-                f"batch_dims names {name!r}, which is no parameter of forward", hint='batch_dims={"mask": None}'
+                f"batch_dims names {shown(name)}, which is no parameter of forward", hint='batch_dims={"mask": None}'
             )
         if not open_ended and not any(name == one or name.startswith(f"{one}_") for one in known):
             nearest = (get_close_matches(name, known, n=1) or known or [name])[0]
-            raise InputError(f"batch_dims names {name!r}, which is no parameter of forward",
+            raise InputError(f"batch_dims names {shown(name)}, which is no parameter of forward",
                              where="the parameters are " + ", ".join(parameters), hint=batch_dims_text([(nearest, dim)]))  # fmt: skip
         if dim is list and not open_ended and name not in known:
-            raise InputError(f"batch_dims[{name!r}] is list, but {name} is not a whole argument",
+            raise InputError(f"batch_dims[{shown(name)}] is list, but {name} is not a whole argument",
                              where="the parameters are " + ", ".join(parameters), hint=batch_dims_text([(known[0], dim)]))  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def check_arguments(option: str, names: Iterable[str], forward: Callable[..., An
     for name in names:
         if name not in parameters:
             nearest = (get_close_matches(name, parameters, n=1) or [*parameters, name])[0]
-            raise InputError(f"{option} names {name!r}, which is no parameter of forward",
+            raise InputError(f"{option} names {shown(name)}, which is no parameter of forward",
                              where="the parameters are " + ", ".join(parameters), hint=f'{option}={{"{nearest}": ...}}')  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def _alternative_dims(
 
 def batch_dims_text(items: Iterable[tuple[str, Any]]) -> str:
     """Return the option `batch_dims` as a user writes it."""
-    written = ", ".join(f'"{name}": {dim.__name__ if isinstance(dim, type) else dim}' for name, dim in items)
+    written = ", ".join(f'"{name}": {dim.__name__ if isinstance(dim, type) else shown(dim)}' for name, dim in items)
     return f"batch_dims={{{written}}}"
 
 

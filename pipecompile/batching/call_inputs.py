@@ -26,6 +26,7 @@ from pipecompile.batching.batch_dims import (
 from pipecompile.batching.block_masks import mask_dims
 from pipecompile.batching.containers import flatten_containers, with_shells
 from pipecompile.batching.sample_lists import list_length, listed_names
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 
 __all__ = [
@@ -261,11 +262,11 @@ def _positional(forward: Callable[..., Any], count: int) -> list[Slot]:
 def first_difference(first: FlatInputs, other: FlatInputs, number: int) -> str:
     """Describe the first leaf of micro-batch `number` whose type, shape or value differs from micro-batch 0."""
     for name, one, two in zip(first.names, first.leaves, other.leaves, strict=False):
-        if _leaf_text(one) != _leaf_text(two):
+        if _leaf_text(one) != _leaf_text(two) or (isinstance(one, str) and one != two):
             return f"{name} is {_leaf_text(one)} in micro-batch 0, {_leaf_text(two)} in micro-batch {number}"
     counts = [f"{n} value{'s' * (n != 1)}" for n in (len(first.leaves), len(other.leaves))]
     return f"micro-batch 0 has {counts[0]}, micro-batch {number} has {counts[1]}"
 
 
 def _leaf_text(leaf: Any) -> str:
-    return f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
+    return f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else shown(leaf)

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 from pipecompile.batching.block_masks import function_shell, is_block_mask, is_of_mask
+from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import register_pytree_flatten_spec
 
@@ -93,8 +95,12 @@ class ObjectShell:
 
 
 def flatten_containers(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """Return the leaves of a value, in order, and its structure."""
-    leaves, spec = pytree.tree_flatten(value)
+    """Return the leaves of a value, in order, and its structure. Raise InputError for containers without an end."""
+    try:
+        leaves, spec = pytree.tree_flatten(value)
+    except RecursionError:
+        why = "it holds itself, or is nested too deeply"
+        raise InputError(f"{shown(value)} cannot be taken apart into tensors", why=why) from None
     if not any(_is_container(leaf) and _holds_tensors(leaf) for leaf in leaves):
         return leaves, spec
     return pytree.tree_flatten(with_shells(value))

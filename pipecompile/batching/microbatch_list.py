@@ -16,6 +16,7 @@ from pipecompile.batching.call_inputs import FlatInputs, flatten
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["ListedBatch", "Microbatch", "MicrobatchList", "arguments_of", "is_list_asked", "read_microbatches"]
 
@@ -50,7 +51,7 @@ def arguments_of(batch: Any, *, with_target: bool) -> Arguments:
     if isinstance(batch, Mapping):
         if other := [key for key in batch if not isinstance(key, str)]:
             raise InputError(
-                f"a batch has the key {other[0]!r}", why="its keys are the names of arguments", hint='{"x": x}'
+                f"a batch has the key {shown(other[0])}", why="its keys are the names of arguments", hint='{"x": x}'
             )
         return (), dict(batch)
     if not isinstance(batch, (tuple, list)):

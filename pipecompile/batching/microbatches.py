@@ -18,7 +18,7 @@ import torch
 from pipecompile.batching.batch_dims import BatchDims, Dims, scatter, sizes
 from pipecompile.batching.call_inputs import FlatInputs, count_leaves, flatten_target
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import foreach_mul
 

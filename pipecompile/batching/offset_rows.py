@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["document_groups", "is_offsets_beside", "offset_names", "offsets_of"]
 
@@ -50,9 +51,9 @@ def offsets_of(name: str, value: Any, rule: str) -> list[int]:
     """Return the offsets that an argument has by a rule: "offsets", or "lengths". Raise InputError for another value."""
     wanted = "0, then the end of each sequence" if rule == "offsets" else "the length of each sequence"
     if not isinstance(value, torch.Tensor) or not _is_integers(value) or not len(value):
-        shape = f"a tensor of {value.dtype}, {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-        raise InputError(f"split={{{name!r}: {rule!r}}}, but {name} is {shape}", why=f"a row of integers is {wanted}",
-                         hint=f"split={{{name!r}: a function of (value, samples of each micro-batch)}}")  # fmt: skip
+        shape = f"a tensor of {value.dtype}, {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
+        raise InputError(f"split={{{shown(name)}: {shown(rule)}}}, but {name} is {shape}", why=f"a row of integers is {wanted}",
+                         hint=f"split={{{shown(name)}: a function of (value, samples of each micro-batch)}}")  # fmt: skip
     values = value.tolist()
     offsets = values if rule == "offsets" else [0, *accumulate(values)]
     if len(offsets) < 2 or offsets[0] != 0 or offsets != sorted(offsets) or offsets[-1] == 0:

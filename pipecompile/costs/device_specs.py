@@ -9,6 +9,7 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Route
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private.accelerators import is_accelerator
 
 __all__ = ["Bandwidth", "DEVICES", "DeviceSpec", "Links", "PCIE4", "part_of", "spec_for"]
@@ -128,7 +129,9 @@ def spec_for(device: DeviceSpec | torch.device | str) -> DeviceSpec:
     if name not in DEVICES:
         hint = f"pass one of {', '.join(DEVICES)}, or a pipecompile.costs.DeviceSpec"
         raise InputError(
-            f"no data sheet for device {str(device)!r}", why="" if name == str(device) else f"it is {name!r}", hint=hint
+            f"no data sheet for device {shown(str(device))}",
+            why="" if name == str(device) else f"it is {shown(name)}",
+            hint=hint,
         )
     return DEVICES[name]
 

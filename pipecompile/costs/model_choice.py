@@ -16,6 +16,7 @@ from pipecompile.costs.node_run import tensors_in
 from pipecompile.costs.profile import REPEATS, Repeats, profiled_costs
 from pipecompile.errors import InputError
 from pipecompile.ir.progress import Task
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.state.preserved_run import state_tensors
@@ -66,7 +67,7 @@ def select_cost_model(
     """Return the model that `node_costs` uses: "profile" or "analytic". Raise InputError as `node_costs` does."""
     if cost not in NAMES:
         hint = f"pass one of {', '.join(NAMES)}, or a function of (graph, inputs)"
-        raise InputError(f"no cost model is called {cost!r}", hint=hint)
+        raise InputError(f"no cost model is called {shown(cost)}", hint=hint)
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     is_real = not any(tensor.is_meta or isinstance(tensor, (FakeTensor, DTensor)) for tensor in tensors)
     if cost == "profile" and not is_real:

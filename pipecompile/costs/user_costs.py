@@ -11,6 +11,7 @@ from pipecompile.costs.node_cost import CostProvider, NodeCost
 from pipecompile.errors import InputError, PipecompileError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import nodes_of_module
+from pipecompile.ir.shown_value import said, shown
 
 __all__ = ["UserCosts", "costs_from_provider", "with_user_costs"]
 
@@ -26,7 +27,7 @@ def with_user_costs(
     for name, seconds in seconds_of.items():
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
             raise InputError(
-                f"costs: {name!r} takes {seconds!r} seconds",
+                f"costs: {shown(name)} takes {shown(seconds)} seconds",
                 hint=f"pass seconds of forward and backward together: costs={{{name!r}: 0.01}}",
             )
         nodes = nodes_of_module(graph, name, "costs")
@@ -55,7 +56,7 @@ def costs_from_provider(graph: fx.GraphModule, inputs: Sequence[object], provide
     except PipecompileError:
         raise
     except Exception as error:
-        fault = f"{type(error).__name__}: {error}"
+        fault = f"{type(error).__name__}: {said(error)}"
         raise InputError("costs: the function failed", why=fault, hint="a function of (graph, inputs)") from error
     if not isinstance(costs, Mapping):
         raise InputError(

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import Store
 
 from pipecompile.distributed.protocol import PIPELINES, THREAD
 from pipecompile.errors import encodable
+from pipecompile.ir.shown_value import said
 
 __all__ = ["Absences"]
 
@@ -31,7 +32,7 @@ class Absences:
 
     def note_thread(self, name: str, error: BaseException) -> None:
         """Note that a thread of this rank has ended by an exception."""
-        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        text = f"{type(error).__name__}: {said(error)}".removesuffix(": ")
         self._set(THREAD.at(self.rank), encodable(f"its thread {name} has ended by {text}"[:_LENGTH]))
 
     def of_exchange(self, rank: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.copy_calls import rows_of_copies
@@ -29,7 +30,7 @@ def summed(values: Any, group: CollectiveGroup) -> Any:
 
     Sums of numbers are exact as those of float64; a tensor keeps its dtype and device.
     """
-    leaves, spec = pytree.tree_flatten(values)
+    leaves, spec = flatten_containers(values)
     for leaf in leaves:
         if not isinstance(leaf, (bool, int, float, torch.Tensor)):
             raise InputError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pipecompile.errors import PipecompileError, PlanError, RunError, encodable
+from pipecompile.ir.shown_value import said
 
 __all__ = ["AwaitedMessage", "CopyDisagreement", "Disagreement", "FailureReport", "RankLost"]
 
@@ -45,7 +46,7 @@ class FailureReport:
             return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
         if isinstance(error, CopyDisagreement):
             return cls(rank, error.what, error.where, hint=error.hint, is_of_copy=True)
-        what = error.what if isinstance(error, PipecompileError) else encodable(str(error))
+        what = error.what if isinstance(error, PipecompileError) else encodable(said(error))
         return cls(rank, f"{type(error).__name__}: {what}".removesuffix(": "), getattr(error, "where", ""), action)
 
     def error(self) -> RunError:

@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 from pipecompile.distributed import board_watch
 from pipecompile.errors import InputError, RunError
+from pipecompile.ir.shown_value import said
 from pipecompile.parameters.process_identity import has_ended, identity
 
 __all__ = ["has_ended", "identity", "note_end", "report_uncaught", "require_process"]
@@ -87,7 +88,7 @@ def _note() -> None:
     reason = (
         "its script has ended"
         if error is None
-        else f"its script has ended by {type(error).__name__}: {error}".removesuffix(": ")
+        else f"its script has ended by {type(error).__name__}: {said(error)}".removesuffix(": ")
     )
     for note in _NOTES:
         with suppress(Exception):

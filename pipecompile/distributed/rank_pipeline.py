@@ -28,6 +28,7 @@ from pipecompile.distributed.row_messages import leaves_read
 from pipecompile.distributed.torch_pipelining import torch_stages
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.evaluation import Evaluation, ValidationLoop
+from pipecompile.driver.model_proxy import check_norms
 from pipecompile.driver.signature import signature_of
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
@@ -255,6 +256,7 @@ class RankPipeline(RankModule):
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Clip the gradients of all ranks by the norm of the whole model's gradients, and return that norm, on all ranks together."""
+        check_norms(max_norm, norm_type, error_if_nonfinite)
         settings = float(max_norm), float(norm_type), float(error_if_nonfinite)
         function = f"pipe.clip_grad_norm_(max_norm={settings[0]:g}, norm_type={settings[1]:g}, {error_if_nonfinite=})"
         with self._together(function), torch.no_grad():

@@ -10,6 +10,7 @@ import torch
 from rich import box
 from rich.table import Table
 
+from pipecompile.ir.shown_value import shown
 from pipecompile.show.table import render
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -112,7 +113,7 @@ class Recordings:
 
 def _value(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
-        return repr(value)
+        return shown(value)
     sizes = ["B" if isinstance(size, torch.SymInt) else str(size) for size in value.shape]
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{dtype}({', '.join(sizes)})" + ", requires grad" * value.requires_grad

@@ -12,7 +12,7 @@ from torch import nn
 
 from pipecompile.batching.microbatch_list import arguments_of
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
 from pipecompile.torch_private.device_functions import to_device
@@ -75,7 +75,7 @@ def _number(name: str, value: Any) -> Any:
             else f"a {type(value).__name__}"
         )
         hint = "metric=lambda output, target: (output.argmax(1) == target).float().mean()"
-        raise InputError(f"the metric {name!r} returned {kind}, not a number per batch", hint=hint) from None
+        raise InputError(f"the metric {shown(name)} returned {kind}, not a number per batch", hint=hint) from None
 
 
 @contextmanager

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
 from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.device_functions import requested_device
 from pipecompile.torch_private.modules import apply_to_tensors
 
-__all__ = ["ModelProxy"]
+__all__ = ["ModelProxy", "check_norms"]
 
 
 class ModelProxy(nn.Module):
@@ -181,6 +182,7 @@ class ModelProxy(nn.Module):
 
         `max_norm` is in the unit of the gradients; `norm_type` is the order p of the norm, a number without a unit.
         """
+        check_norms(max_norm, norm_type, error_if_nonfinite)
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
 
     # -- scripts that run in one process and on ranks ---------------------------------------------------------------
@@ -234,3 +236,15 @@ def _moves(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> 
         except (RuntimeError, ValueError, IndexError):  # not for an empty tensor: `to` and the like are
             return False
     return isinstance(result, torch.Tensor) and result.device != tensor.device
+
+
+def check_norms(max_norm: Any, norm_type: Any, error_if_nonfinite: Any) -> None:
+    """Raise InputError for an argument of `clip_grad_norm_` that torch cannot use."""
+    for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
+        try:
+            float(value)
+        except Exception:
+            raise InputError(f"{name}={shown(value)} is not a number", hint=f"{name}=1.0") from None
+    if not isinstance(error_if_nonfinite, bool):
+        hint = "error_if_nonfinite=True"
+        raise InputError(f"error_if_nonfinite={shown(error_if_nonfinite)} is not True or False", hint=hint)

@@ -8,6 +8,7 @@ from functools import partial
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.passes import lower
@@ -57,7 +58,7 @@ def step_schedule(
     schedule = make_schedule(options, plan.stages, routes, plan.placement, n_microbatches, exact=True)
     if tuple(options.devices[device] for device in schedule.placement) != specialization.stage_devices:
         raise ScheduleError(
-            f"schedule {schedule.name!r} puts stages on devices {schedule.placement}",
+            f"schedule {shown(schedule.name)} puts stages on devices {schedule.placement}",
             why=f"the plan has them on {plan.placement}, and their parameters are there",
             hint="compile with this schedule, without the plan",
         )

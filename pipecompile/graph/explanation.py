@@ -18,6 +18,7 @@ from torch import nn
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.errors import InputError, TraceError
 from pipecompile.graph.risks import Risk, risks
+from pipecompile.ir.shown_value import said
 from pipecompile.tracing import trace
 from pipecompile.tracing.recording_report import RecordingReport, WholeModule, summarize_recording
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -134,7 +135,7 @@ def _attempt(
 
 def _unforeseen(error: Exception) -> TraceFailure:
     try:
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {said(error)}"
     except Exception:
         what = type(error).__name__
     return TraceFailure.of(TraceError(f"cannot trace: {what}", where=raiser(error)))

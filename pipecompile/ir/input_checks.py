@@ -11,21 +11,22 @@ NumPy's numbers count as numbers and become Python's. A bool is no number.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from math import inf
 from numbers import Integral, Real
-from os import PathLike
 from pathlib import Path
-from reprlib import repr as short
 from typing import TypeVar
 
 from pipecompile.errors import InputError, ScheduleError
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
 
 Text = TypeVar("Text", str, bytes, str | bytes)
 
 __all__ = [
+    "FEW",
     "amount",
     "amounts",
     "checked_count",
@@ -33,22 +34,18 @@ __all__ = [
     "float_of",
     "json_text",
     "known_names",
-    "shown",
+    "place_text",
     "whole",
     "without_mark",
 ]
 
-_FEW = 1000
+FEW = 1000
 """Count of stages or micro-batches up to which a text may have fewer items than its header says, and is read all the same:
 its verifier reports what is missing. Work that is linear in so many takes milliseconds."""
 
 
-def shown(value: object) -> str:
-    """Return a short text of any value, also of a whole number with more digits than Python writes."""
-    try:
-        return short(value)
-    except ValueError:
-        return "a number of thousands of digits"
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+"""Bytes of the name of a file and of a path, on every usual file system."""
 
 
 def float_of(value: Real) -> float:
@@ -108,10 +105,25 @@ def known_names(what: str, names: Iterable[object], known: Iterable[str]) -> Non
 
 
 def file_path(name: str, value: object) -> Path:
-    """Return the path of a file or folder. Raise InputError that names the argument."""
-    if isinstance(value, str | PathLike) and "\0" not in str(value):
-        return Path(value)
-    raise InputError(f"{name}={shown(value)} is no path", hint=f'{name}="out"')
+    """Return the path of a file or folder. Raise InputError that names the argument, also for a name that no file can have."""
+    try:
+        path = Path(value)  # type: ignore[arg-type]
+        written = os.fsencode(path)
+    except Exception:  # no path, or a text that no file system can write
+        raise InputError(f"{name}={shown(value)} is no path", hint=f'{name}="out"') from None
+    if b"\0" in written:
+        raise InputError(f"{name}={shown(value)} is no path", why="it has a character 0", hint=f'{name}="out"')
+    if len(written) > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        why = f"a name has at most {_LONGEST_NAME} bytes, a path {_LONGEST_PATH:,}"
+        raise InputError(f"{name}={shown(value)} is too long for a path", why=why, hint=f'{name}="out"')
+    return path
+
+
+def place_text(value: object) -> str:
+    """Return the text of a place that a message names: a text, or the path of a file. Raise InputError."""
+    if isinstance(value, str | os.PathLike):
+        return str(value)
+    raise InputError(f"where={shown(value)} is no text", hint='where="plan.json"')
 
 
 def checked_count(count: int, n_items: int, plural: str) -> int:
@@ -119,7 +131,7 @@ def checked_count(count: int, n_items: int, plural: str) -> int:
 
     Raise ScheduleError for a count that no such text can have. So no later step allocates or loops for a number in a header.
     """
-    if count > max(n_items, _FEW):
+    if count > max(n_items, FEW):
         raise ScheduleError(
             f"the text has {counted(n_items, 'action')} and cannot have {count:,} {plural}",
             why="every stage runs an action of every micro-batch",

@@ -16,9 +16,10 @@ from typing import Any
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import SHARDING, Action, Kind
-from pipecompile.ir.input_checks import json_text, shown, whole
+from pipecompile.ir.input_checks import json_text, whole
 from pipecompile.ir.schedule import Schedule
 from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["MOST_REPETITIONS", "PeriodicSchedule", "check_unrolled", "shifted"]
 

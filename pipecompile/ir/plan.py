@@ -13,7 +13,8 @@ import msgspec
 from pipecompile.errors import PlanError
 from pipecompile.ir import Route
 from pipecompile.ir.candidates import Considered
-from pipecompile.ir.input_checks import file_path, json_text
+from pipecompile.ir.input_checks import file_path, json_text, place_text
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.text_file import save_text
 from pipecompile.ir.views import html_of
 
@@ -154,7 +155,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "") -> Plan:
         """Return the plan whose `to_json` is `text`. Raise PlanError naming the place in the file; execute nothing."""
-        text = json_text(text)
+        text, where = json_text(text), place_text(where)
         try:
             plan = msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -162,7 +163,7 @@ class Plan:
                 "this is not a plan", where=where, why=str(error), hint="write one with pipe.plan.save(path)"
             ) from None
         if plan.format != FORMAT:
-            raise PlanError(f"the plan has format {plan.format!r}, this version reads {FORMAT!r}", where=where)
+            raise PlanError(f"the plan has format {shown(plan.format)}, this version reads {FORMAT!r}", where=where)
         _check_lists(plan, where)
         return plan
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import SHARDING, Action, Kind
 from pipecompile.ir.certificate import Certificate
-from pipecompile.ir.input_checks import checked_count, file_path, shown
+from pipecompile.ir.input_checks import checked_count, file_path
 from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.text_file import save_text
 from pipecompile.ir.views import html_of
 
@@ -128,7 +129,12 @@ Cell = Action | str | Sequence[Action]
 
 def _parts(cell: Cell) -> Sequence[Action]:
     """Return the actions of a cell: one, or those that overlap."""
-    return (cell,) if isinstance(cell, Action) else in_order(parse_cell(cell) if isinstance(cell, str) else cell)
+    if isinstance(cell, Action):
+        return (cell,)
+    actions = parse_cell(cell) if isinstance(cell, str) else tuple(cell)
+    if not all(isinstance(action, Action) for action in actions):
+        raise TypeError
+    return in_order(actions)
 
 
 def _cells(rows: Iterable[Iterable[Cell]]) -> list[list[Sequence[Action]]]:

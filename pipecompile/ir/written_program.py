@@ -18,9 +18,13 @@ from typing import Any
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import Action, Kind
+from pipecompile.ir.input_checks import FEW, file_path
+from pipecompile.ir.periodic import MOST_REPETITIONS
+from pipecompile.ir.periodic_program import PeriodicProgram
 from pipecompile.ir.program import Instruction, Op, Operand, Program, Value
 from pipecompile.ir.routes import TARGET, Route, Tie
 from pipecompile.ir.schedule import Schedule
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["WrittenProgram", "type_faults"]
 
@@ -53,7 +57,7 @@ class WrittenProgram(Schedule):
         from pipecompile.ir.program_text import line_numbers, parse_program
 
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = file_path("path", path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ScheduleError("the program cannot be read", where=str(path), why=str(error)) from None
         try:
@@ -132,31 +136,57 @@ def _is_named(instruction: Instruction, names: set[str]) -> bool:
 # -- types ----------------------------------------------------------------------------------------------------------
 
 
-def type_faults(subject: Program | Schedule) -> Iterator[str]:
+def type_faults(subject: Program | Schedule | PeriodicProgram) -> Iterator[str]:
     """Yield what is no data of the IR in a Program or a Schedule that Python code made: no verifier can look at it."""
-    for name in ("n_stages", "n_microbatches"):
-        if type(getattr(subject, name)) is not int:
-            yield f"{name} is {getattr(subject, name)!r}, not a whole number"
-    if not _are(subject.placement, int):
-        yield f"placement is {subject.placement!r}, not a tuple of whole numbers"
-    for name, of in (("routes", Route), ("ties", Tie)) if isinstance(subject, Program) else ():
+    is_periodic = isinstance(subject, PeriodicProgram)
+    for name in ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches"):
+        if not is_number(getattr(subject, name)):
+            yield f"{name} is {shown(getattr(subject, name))}, not a whole number"
+    if not (isinstance(subject.placement, tuple) and all(map(is_number, subject.placement))):
+        yield f"placement is {shown(subject.placement)}, not a tuple of whole numbers"
+    for name, of in () if isinstance(subject, Schedule) else (("routes", Route), ("ties", Tie)):
         if not _are(getattr(subject, name), of):
-            yield f"{name} is not a tuple of {of.__name__}"
-    if isinstance(subject, Schedule) and (fault := _overlaps_fault(subject.overlaps)):
+            yield f"{name} is {shown(getattr(subject, name))}, not a tuple of {of.__name__}"
+    if isinstance(subject, Schedule) and (fault := overlaps_fault(subject.overlaps)):
         yield fault
-    if _are(subject.rows, tuple):
-        check = _instruction_fault if isinstance(subject, Program) else _action_fault
-        steps = ((device, index, one) for device, row in enumerate(subject.rows) for index, one in enumerate(row))
-        faults = ((f"device {device}, step {index}", check(one)) for device, index, one in steps)
-        yield from (f"{step}: {fault}" for step, fault in faults if fault)
-    else:
-        yield "rows is not a tuple with a tuple per device"
+    parts = ("prologue", "period", "epilogue") if is_periodic else ("rows",)
+    faults = [
+        fault
+        for part in parts
+        for fault in _row_type_faults(part, getattr(subject, part), is_schedule=isinstance(subject, Schedule))
+    ]
+    yield from faults or _too_many(subject, sum(len(row) for part in parts for row in getattr(subject, part)))
 
 
-def _overlaps_fault(overlaps: Any) -> str:
+def _too_many(subject: Program | Schedule | PeriodicProgram, n_items: int) -> Iterator[str]:
+    """Yield counts that so few actions cannot have, so that no later check loops for a number alone."""
+    for name in ("n_stages", "step" if isinstance(subject, PeriodicProgram) else "n_microbatches"):
+        count = getattr(subject, name)
+        if is_number(count) and count > max(n_items, FEW):
+            yield f"{name} is {count:,}, and there are {n_items:,} steps in all"
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a whole number, and none that no program can have."""
+    return isinstance(value, int) and type(value) is not bool and -1 <= value <= MOST_REPETITIONS
+
+
+def _row_type_faults(name: str, rows: object, *, is_schedule: bool) -> Iterator[str]:
+    if not (isinstance(rows, tuple) and _are(rows, tuple)):
+        yield f"{name} is {shown(rows)}, not a tuple with a tuple per device"
+        return
+    check = _action_fault if is_schedule else _instruction_fault
+    part = "" if name == "rows" else f"{name}, "
+    for device, row in enumerate(rows):
+        faults = ((index, check(one)) for index, one in enumerate(row))
+        yield from (f"{part}device {device}, step {index}: {fault}" for index, fault in faults if fault)
+
+
+def overlaps_fault(overlaps: Any) -> str:
+    """Return what is wrong with the overlaps of a schedule as data; empty if nothing is."""
     is_set = isinstance(overlaps, frozenset)
     is_right = is_set and all(_are(p, Action) and len(p) == 2 and not any(map(_action_fault, p)) for p in overlaps)
-    return "" if is_right else f"overlaps is {overlaps!r:.60}, not a frozenset of pairs of Action"
+    return "" if is_right else f"overlaps is {shown(overlaps)}, not a frozenset of pairs of Action"
 
 
 def _are(values: object, kind: type) -> bool:
@@ -165,24 +195,25 @@ def _are(values: object, kind: type) -> bool:
 
 def _action_fault(action: Any) -> str:
     is_action = isinstance(action, Action) and isinstance(action.kind, Kind)
-    return "" if is_action and _are((action.stage, action.microbatch), int) else f"{action!r} is not an Action"
+    is_action = is_action and is_number(action.stage) and is_number(action.microbatch)
+    return "" if is_action else f"{shown(action)} is not an Action"
 
 
 def _instruction_fault(one: Any) -> str:
     if not isinstance(one, Instruction):
-        return f"{one!r} is not an Instruction"
+        return f"{shown(one)} is not an Instruction"
     if not isinstance(one.op, Op):
-        return f"op is {one.op!r}, not an Op"
+        return f"op is {shown(one.op)}, not an Op"
     if one.action is not None and (fault := _action_fault(one.action)):
         return fault
     if not isinstance(one.overlaps, bool):
-        return f"overlaps is {one.overlaps!r}, not True or False"
+        return f"overlaps is {shown(one.overlaps)}, not True or False"
     if not (isinstance(one.peer, int | None) and isinstance(one.tie, str | None)):
-        return f"peer {one.peer!r} is no device, or tie {one.tie!r} no name"
+        return f"peer {shown(one.peer)} is no device, or tie {shown(one.tie)} no name"
     if not (_are(one.reads, Operand) and _are(one.writes, Operand)):
         return "reads and writes are not tuples of Operand"
     strange = (o for o in (*one.reads, *one.writes) if not _is_operand(o))
-    return next((f"{operand!r} is not an operand" for operand in strange), "")
+    return next((f"{shown(operand)} is not an operand" for operand in strange), "")
 
 
 def _is_operand(operand: Operand) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from reprlib import repr as short
 from typing import Any
 
 from torch import nn
@@ -20,6 +19,7 @@ from pipecompile.compiling import compile
 from pipecompile.errors import InputError, PartitionError, ScheduleError
 from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.ir.input_checks import whole
+from pipecompile.ir.shown_value import shown
 from pipecompile.layouts.enumeration import Layout, layouts_of
 from pipecompile.layouts.hardware import Cluster, cluster_of
 from pipecompile.layouts.layout_table import ClusterPlan, LayoutRow, StepSeconds
@@ -210,13 +210,13 @@ class LayoutEstimator:
 def _checked_schedules(schedules: Sequence[str]) -> tuple[str, ...]:
     """Return the names. Raise InputError for what is no sequence of names, and for one that is not a training schedule of the catalogue."""
     if not isinstance(schedules, str | Sequence):
-        raise InputError(f"schedules={short(schedules)} is no sequence of names", hint=f"schedules={SCHEDULES}")
+        raise InputError(f"schedules={shown(schedules)} is no sequence of names", hint=f"schedules={SCHEDULES}")
     known = [name for name in CATALOGUE if name != "forward"]
     names = (schedules,) if isinstance(schedules, str) else tuple(schedules)
     for name in names or ("",):
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise InputError(
-                f"schedules: {name!r:.60} is not known", why=f"known are {', '.join(known)}", hint=f"{SCHEDULES}"
+                f"schedules: {shown(name)} is not known", why=f"known are {', '.join(known)}", hint=f"{SCHEDULES}"
             )
     return names
 

@@ -9,7 +9,8 @@ from numbers import Real
 
 from pipecompile.costs.device_specs import DEVICES, GIGA, DeviceSpec, spec_for
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import float_of, shown, whole
+from pipecompile.ir.input_checks import float_of, whole
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["EFFICIENCY", "Cluster", "cluster_of"]
 
@@ -141,7 +142,7 @@ def cluster_of(cluster: Cluster | str) -> Cluster:
         return Cluster.of(cluster)
     if not isinstance(cluster, Cluster):
         hint = '"8xH100", or pc.Cluster(device="h100", nodes=2)'
-        raise InputError(f"{cluster!r:.60} is neither a Cluster nor the name of one", hint=hint)
+        raise InputError(f"{shown(cluster)} is neither a Cluster nor the name of one", hint=hint)
     return cluster
 
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from reprlib import repr as short
 from typing import Any
 
 import msgspec
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from pipecompile.errors import InputError
 from pipecompile.ir.input_checks import file_path, whole
 from pipecompile.ir.progress import task
+from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
 from pipecompile.parameters.save_attendance import RankMissing, SaveAttendance
 from pipecompile.torch_private.pytree import tree_map_only
@@ -54,9 +54,9 @@ def save_checkpoint(
     copied to the CPU now and written beside the next steps; `result()` waits, and raises what the writing raised.
     """
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise InputError(f"state={short(state)} is no dictionary by names", hint='{"model": pipe.state_dict()}')
+        raise InputError(f"state={shown(state)} is no dictionary by names", hint='{"model": pipe.state_dict()}')
     if not isinstance(asynchronous, bool):
-        raise InputError(f"asynchronous={short(asynchronous)} is neither True nor False", hint="asynchronous=True")
+        raise InputError(f"asynchronous={shown(asynchronous)} is neither True nor False", hint="asynchronous=True")
     kept = None if keep is None else whole("keep", keep)
     path = file_path("directory", directory) / f"{whole('step', step, 0, _MOST_STEPS):08d}"
     if not asynchronous:

@@ -23,6 +23,8 @@ import torch
 from torch import nn
 
 from pipecompile.errors import InputError
+from pipecompile.ir.input_checks import file_path
+from pipecompile.ir.shown_value import said, shown
 from pipecompile.parameters.checkpoint_files import check_readable, read_checkpoint
 from pipecompile.parameters.uninitialized import UninitializedTensors, temporary_memory, tensor_names
 from pipecompile.torch_private.accelerators import forked_generators, initialized_devices
@@ -47,7 +49,10 @@ def sources_of(init: Init, model: nn.Module) -> tuple[Source, ...]:
 
     Raises InputError for a value that is no source, a checkpoint that does not exist, and a model without tensors on meta.
     """
-    sources = _sources_of(init)
+    try:
+        sources = _sources_of(init)
+    except RecursionError:
+        raise InputError(f"init={shown(init)} holds itself, or is nested too deeply") from None
     if sources and not is_on_meta(model):
         raise InputError(
             "init= has no effect: no tensor of the model is on meta",
@@ -74,8 +79,9 @@ def _sources_of(init: Init) -> tuple[Source, ...]:
             f"init is a {type(init).__name__}",
             hint=f'"{RESET}", a function of a module, the path of a checkpoint, or a list of them',
         )
-    check_readable(Path(init))
-    return (Path(init),)
+    path = file_path("init", init)
+    check_readable(path)
+    return (path,)
 
 
 class MetaInit:
@@ -193,7 +199,7 @@ def _initialise_modules(
                 raise InputError(
                     "a module of the model cannot be given values",
                     where=f"{name or 'the model'}, a {type(module).__name__}",
-                    why=f"{type(error).__name__}: {error}",
+                    why=f"{type(error).__name__}: {said(error)}",
                     hint="init= a function that initialises this module and does nothing for others",
                 ) from error
 

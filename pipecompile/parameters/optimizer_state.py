@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import said, shown
 from pipecompile.torch_private.modules import children_of
 
 __all__ = ["load_optimizer_state", "optimizer_state_of"]
@@ -33,8 +35,15 @@ def load_optimizer_state(
     """Load `state`, as returned by `optimizer_state_of`, into `optimizer`."""
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
+    hint = "pipe.load_optimizer_state_dict(optimizer, pipe.optimizer_state_dict(optimizer))"
+    if not isinstance(state, Mapping) or not state or not all(isinstance(key, str) for key in state):
+        raise InputError(f"state_dict={shown(state)} is no dictionary by names", hint=hint)
     with _prepared(optimizer):
-        set_optimizer_state_dict(_tree(parameters), optimizer, dict(state), options=_flat())
+        try:
+            set_optimizer_state_dict(_tree(parameters), optimizer, dict(state), options=_flat())
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {said(error)}"
+            raise InputError("state_dict is of another optimizer", why=why, hint=hint) from error
 
 
 def _flat() -> Any:
@@ -63,6 +72,10 @@ def _prepared(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     PyTorch creates the state of a new optimizer by a step without effect, but not while parameters have gradients, and fails on
     a group without parameters on this rank.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"optimizer={shown(optimizer)} is no optimizer", hint="optimizer=torch.optim.Adam(pipe.parameters())"
+        )
     gradients = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"]]
     empty = [(index, group) for index, group in enumerate(optimizer.param_groups) if not group["params"]]
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.problem import Node, Problem, Shared, Tensor
 
 __all__ = ["type_faults"]

@@ -25,7 +25,8 @@ from typing import Any, Literal
 import msgspec
 
 from pipecompile.errors import PartitionError
-from pipecompile.ir.input_checks import file_path, json_text
+from pipecompile.ir.input_checks import file_path, json_text, place_text
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.text_file import save_text
 
 __all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
@@ -143,7 +144,7 @@ class Problem:
         Raise PartitionError, with the position in the text, if the text is malformed or has an unknown key. Legality is not
         checked: see `verify_problem`.
         """
-        text = json_text(text)
+        text, where = json_text(text), place_text(where)
         try:
             problem = msgspec.json.decode(text, type=cls)
             keys = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -154,7 +155,7 @@ class Problem:
             ) from None
         if problem.format != FORMAT:
             raise PartitionError(
-                f"the problem has format {problem.format!r}, this version reads {FORMAT!r}", where=where
+                f"the problem has format {shown(problem.format)}, this version reads {FORMAT!r}", where=where
             )
         if unknown := sorted(set(keys) - {*cls.__dataclass_fields__, "optima"}):
             raise PartitionError(f"the problem has unknown keys: {', '.join(unknown)}", where=where, hint=_HINT)

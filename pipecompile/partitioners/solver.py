@@ -10,7 +10,8 @@ from time import monotonic
 from typing import Literal
 
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import float_of, shown, whole
+from pipecompile.ir.input_checks import float_of, whole
+from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.clusters import Clusters, coarsen, singleton_clusters
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
 from pipecompile.partitioners.dp.strategy import SHORT_ORDER, cut_all_down_sets, cut_candidate_orders, polish

@@ -15,7 +15,7 @@ from numbers import Real
 import networkx as nx
 
 from pipecompile.errors import VerifyError
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.field_types import type_faults
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import fits, stage_loads
@@ -33,7 +33,12 @@ _MOST_DEVICES = 100_000
 def verify_problem(problem: Problem) -> None:
     """Raise VerifyError with every fault: unknown or duplicate names, cycles, illegal numbers, lists of unequal length."""
     if faults := problem_faults(problem):
-        raise VerifyError(f"partition problem {problem.name!r}" if problem.name else "partition problem", faults)
+        raise VerifyError(
+            f"partition problem {shown(problem.name)}"
+            if isinstance(problem.name, str) and problem.name
+            else "partition problem",
+            faults,
+        )
 
 
 def problem_faults(problem: Problem) -> list[str]:
@@ -172,7 +177,7 @@ def _list_faults(problem: Problem) -> Iterator[str]:
 
 def _number_fault(subject: str, value: float) -> Iterator[str]:
     if not 0 <= value < inf:
-        yield f"{subject} is {value}, expected a finite number that is not negative"
+        yield f"{subject} is {shown(value)}, expected a finite number that is not negative"
     elif value > _MOST:
         yield f"{subject} is {shown(value)}, expected at most {_MOST:g}"
 

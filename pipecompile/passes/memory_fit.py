@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from reprlib import repr as short
 
 from pipecompile.errors import InfeasibleError, InputError, ScheduleError
 from pipecompile.ir import Route, Schedule
 from pipecompile.ir.input_checks import whole
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import BYTES, written
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import checked_routes
@@ -27,10 +27,10 @@ def check_schedule(schedule: Schedule, routes: Sequence[Route] | None) -> None:
 def checked_stages(stages: object, n_stages: int) -> frozenset[int]:
     """Return a collection of stages as a set. Raise InputError if it is none, and ScheduleError for a stage that is not there."""
     if not isinstance(stages, Sequence | AbstractSet) or isinstance(stages, str | bytes):
-        raise InputError(f"stages={short(stages)} is no collection of stages", hint="stages=[0, 1]")
+        raise InputError(f"stages={shown(stages)} is no collection of stages", hint="stages=[0, 1]")
     numbers = frozenset(whole(f"stages[{place}]", stage, 0) for place, stage in enumerate(stages))
     if unknown := sorted(numbers - set(range(n_stages))):
-        raise ScheduleError(f"there is no stage {unknown[0]}", why=f"stages are 0 to {n_stages - 1}")
+        raise ScheduleError(f"there is no stage {shown(unknown[0])}", why=f"stages are 0 to {n_stages - 1}")
     return numbers
 
 

@@ -20,6 +20,7 @@ from pipecompile.errors import InputError, ScheduleError, VerifyError
 from pipecompile.ir import UNTRAINED, Program, Schedule
 from pipecompile.ir.input_checks import known_names
 from pipecompile.ir.pass_manager import Pass
+from pipecompile.ir.shown_value import said, shown
 from pipecompile.ir.written_program import type_faults
 
 __all__ = ["PLACES", "UserPass", "placed"]
@@ -46,7 +47,9 @@ class UserPass:
 
     def __post_init__(self) -> None:
         if not callable(self.run):
-            raise InputError(f"{self.run!r} is not a function of a Schedule or a Program", hint="pc.UserPass(function)")
+            raise InputError(
+                f"{shown(self.run)} is not a function of a Schedule or a Program", hint="pc.UserPass(function)"
+            )
         if (
             not isinstance(self.name, str)
             or not isinstance(self.title, str)
@@ -56,10 +59,10 @@ class UserPass:
             named = self.title if isinstance(self.name, str) else self.name
             why = f"ours are {', '.join(PLACES)}"
             raise InputError(
-                f"{named!r:.60} is no name for a pass of yours", why=why, hint='pc.UserPass(function, "mine")'
+                f"{shown(named)} is no name for a pass of yours", why=why, hint='pc.UserPass(function, "mine")'
             )
         if self.before is not None and self.after is not None:
-            raise InputError(f"pass {self.title!r} is both before and after", hint=f"after={self.after!r}")
+            raise InputError(f"pass {shown(self.title)} is both before and after", hint=f"after={shown(self.after)}")
         known_names(
             f"pass {self.title!r}: the place",
             [place for place in (self.before, self.after) if place is not None],
@@ -105,7 +108,7 @@ def _run(one: UserPass, subject: Any) -> Any:
     try:
         result = one.run(subject)
     except Exception as error:
-        what = f"pass {one.title!r} of compile(passes=...) raised {type(error).__name__}: {error}"
+        what = f"pass {one.title!r} of compile(passes=...) raised {type(error).__name__}: {said(error)}"
         raise ScheduleError(what, where=where, hint=f"call it on the {type(subject).__name__} that it gets") from error
     if fault := next(_changes(subject, result), ""):
         kind = type(subject).__name__

@@ -21,7 +21,7 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.runtime.green_contexts import NoPartitionsError, green_streams
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.streams import CopyStream, DeviceStreams, Stream, StreamTask, allocated
@@ -101,7 +101,7 @@ def _checked(device: Any) -> torch.device:
         card = torch.device(card.type, card.index or 0)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         why = str(error).splitlines()[0]
-        raise InputError(f"{device!r:.60} is not a GPU", why=why, hint='pc.partitions("cuda:0", 4)') from None
+        raise InputError(f"{shown(device)} is not a GPU", why=why, hint='pc.partitions("cuda:0", 4)') from None
     if str(card) not in here:
         raise InputError(
             f"there is no {card} to cut into partitions", why=f"the GPUs here: {', '.join(here) or 'none'}",

@@ -20,6 +20,7 @@ from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import DetachedLossError, InputError
 from pipecompile.graph.whole_batch import WholeBatchTail
+from pipecompile.ir.shown_value import shown
 from pipecompile.runtime.registers import Frame
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
@@ -93,7 +94,7 @@ class Outputs:
                 self.joins = None
                 raise InputError(
                     f"the model's output cannot be put together from micro-batches: leaf {index}",
-                    where=f"{leaf.value or leaf.constant!r}",
+                    where=shown(leaf.value or leaf.constant),
                     why=join.reason,
                     hint="n_microbatches=1, or a model that returns one row (or one number of rows) for each sample; step is not concerned",
                 )

@@ -20,7 +20,7 @@ from itertools import count
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind, Schedule
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 
 __all__ = [
     "action_queue",

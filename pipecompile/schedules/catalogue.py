@@ -6,14 +6,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from reprlib import repr as short
 from typing import Any
 
 from pipecompile.errors import PipecompileError, ScheduleError
 from pipecompile.ir import Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import shown
 from pipecompile.ir.routes import stages_after
+from pipecompile.ir.shown_value import said, shown
 from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import chain_after, check_cells
 from pipecompile.schedules.checkpoint_window import build_checkpoint_window
@@ -144,17 +143,19 @@ def register_schedule(name: str, build: Builder, *, chunks: int | None = None) -
     """
     if not isinstance(name, str) or not callable(build):
         raise ScheduleError(
-            f"{name!r:.60} with {build!r:.60} is not a name with a function", hint='register_schedule("mine", build)'
+            f"{shown(name)} with {shown(build)} is not a name with a function", hint='register_schedule("mine", build)'
         )
     try:
         inspect.signature(build).bind(1, 1, 1)
     except (TypeError, ValueError) as error:
         raise ScheduleError(
-            f"{build!r:.60} cannot build a schedule: {error}",
+            f"{shown(build)} cannot build a schedule: {error}",
             hint="def build(n_stages, n_microbatches, n_devices): ...",
         ) from None
     if name in CATALOGUE:
-        raise ScheduleError(f"a schedule is called {name!r} already", hint=f"another name, such as {name + '-2'!r}")
+        raise ScheduleError(
+            f"a schedule is called {shown(name)} already", hint=f"another name, such as {shown(name + '-2')}"
+        )
     CATALOGUE[name] = CatalogueEntry(build, chunks)
 
 
@@ -188,23 +189,24 @@ def _entry(schedule: str | Builder) -> CatalogueEntry:
     if callable(schedule):
         return CatalogueEntry(partial(_built, schedule))
     if not isinstance(schedule, str) or schedule not in CATALOGUE:
-        raise ScheduleError(f"no schedule is called {schedule!r}", hint="one of " + ", ".join(map(repr, CATALOGUE)))
+        raise ScheduleError(
+            f"no schedule is called {shown(schedule)}", hint="one of " + ", ".join(map(repr, CATALOGUE))
+        )
     return CATALOGUE[schedule]
 
 
 def _built(build: Builder, *counts: Any) -> Schedule:
     """Return the schedule of a function of the user's for (n_stages, n_microbatches, n_devices). Raise ScheduleError if it has none."""
-    name = getattr(build, "__name__", type(build).__name__)
     hint = "a function of (n_stages, n_microbatches, n_devices) that returns pipecompile.Schedule.from_rows(...)"
     try:
         schedule: object = build(*counts)
     except PipecompileError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ScheduleError(f"schedule={name} failed for {counts}", why=why, hint=hint) from error
+        why = f"{type(error).__name__}: {said(error)}"
+        raise ScheduleError(f"schedule={shown(build)} failed for {counts}", why=why, hint=hint) from error
     if not isinstance(schedule, Schedule):
-        raise ScheduleError(f"schedule={name} returned {short(schedule)}, not a Schedule", hint=hint)
+        raise ScheduleError(f"schedule={shown(build)} returned {shown(schedule)}, not a Schedule", hint=hint)
     return schedule
 
 
@@ -221,12 +223,12 @@ def _check_division(name: str, entry: CatalogueEntry, n_stages: int, n_devices: 
         raise ScheduleError(
             f"{counted(n_stages, 'stage')} cannot be divided among {counted(n_devices, 'device')}",
             why="every device takes the same number of stages",
-            hint=f"n_stages={_multiple_near(n_stages, n_devices)} or n_devices={n_stages}",
+            hint=f"n_stages={shown(_multiple_near(n_stages, n_devices))} or n_devices={n_stages}",
         )
     if entry.chunks is not None and n_stages != entry.chunks * n_devices:
         others = [other for other, candidate in CATALOGUE.items() if candidate.chunks is None]
         count = (
-            f"n_stages={entry.chunks * n_devices}"
+            f"n_stages={shown(entry.chunks * n_devices)}"
             if n_stages % entry.chunks
             else f"n_devices={n_stages // entry.chunks}"
         )

@@ -14,6 +14,7 @@ from torch import nn
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.batching.packed_split import Splits
 from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import shown
 from pipecompile.settings.value_checks import Group, choice, flag, function, refusal, whole_number
 
 __all__ = ["BatchSettings", "example_inputs"]
@@ -38,9 +39,9 @@ def _splits(name: str, value: Any) -> Splits:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise refusal(name, value, "a mapping of parameter names to rules", hint=f'{name}={{"cu_seqlens": "offsets"}}')
     for key, rule in value.items():
-        if rule not in ("offsets", "lengths") and not callable(rule):
+        if not callable(rule) and not (isinstance(rule, str) and rule in ("offsets", "lengths")):
             hint = f'{name}={{"{key}": "offsets"}}, "lengths", or a function of (value, samples of each micro-batch)'
-            raise InputError(f"{name}[{key!r}] is {rule!r}", hint=hint)
+            raise InputError(f"{name}[{shown(key)}] is {shown(rule)}", hint=hint)
     return dict(value)
 
 

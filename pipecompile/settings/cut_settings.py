@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, PlanError
 from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.ir.plan import Plan
-from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, shown, whole_number
+from pipecompile.ir.shown_value import said, shown
+from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, whole_number
 
 __all__ = ["CutSettings", "check_module_name", "resolve_constraints", "stage_count"]
 
@@ -25,7 +26,18 @@ def _plan(name: str, value: Any) -> Plan | None:
         raise refusal(
             name, value, "a plan nor the path of one", hint=f'{name}="plan.json", as pipe.plan.save writes it'
         )
-    return value
+    return None if value is None else _with_types(name, value)
+
+
+def _with_types(name: str, plan: Plan) -> Plan:
+    """Return a plan with the types that its file would have. Raise PlanError for one that was made by hand and has others."""
+    try:
+        typed = Plan.from_json(plan.to_json())
+        return plan if typed == plan else typed
+    except PlanError as error:
+        raise PlanError(f"{name}= has parts of other types", where=error.where, why=error.why or error.what) from None
+    except Exception as error:  # what cannot be written as JSON
+        raise PlanError(f"{name}= has parts of other types", why=f"{type(error).__name__}: {said(error)}") from None
 
 
 def _gap(name: str, value: Any) -> float:
@@ -85,7 +97,7 @@ def check_module_name(option: str, name: str, model: nn.Module) -> None:
     known = [module for module, _ in model.named_modules(remove_duplicate=False) if module]
     if "." in name and name not in known:
         raise InputError(
-            f"{option}: the model has no module {name!r}",
+            f"{option}: the model has no module {shown(name)}",
             hint=f"{near(name, known)!r} in its place" if known else f"{option} without it",
         )
 

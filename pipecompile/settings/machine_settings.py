@@ -14,11 +14,12 @@ from pipecompile.costs.optimizer_bytes import optimizer_state
 from pipecompile.costs.user_costs import UserCosts
 from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import parse_bytes
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.schedules import CATALOGUE, Builder
-from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, shown
+from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal
 from pipecompile.torch_private.accelerators import accelerator_indices, accelerator_type
 
 __all__ = [
@@ -93,7 +94,7 @@ def _costs(name: str, value: Any) -> UserCosts | None:
         try:
             check(name, seconds)
         except InputError:
-            why = f"entry {module!r}: {shown(seconds)}"
+            why = f"entry {shown(module)}: {shown(seconds)}"
             raise refusal(name, value, "a finite number of seconds per module", where=why, hint=hint) from None
     return {module: check(name, seconds) for module, seconds in value.items()}
 
@@ -226,7 +227,7 @@ def _device(place: int, device: Any) -> torch.device:
     except RuntimeError as error:
         known, why = None, str(error).splitlines()[0]
     if known is None:
-        hint = f"{near(device, here)!r} in its place"
+        hint = f"{near(str(device) if isinstance(device, torch.device) else device, here)!r} in its place"
         raise InputError(f"devices: {shown(device)} is not a device", where=f"entry {place}", why=why, hint=hint)
     if known.type == "cpu":
         return torch.device("cpu")

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Program, Schedule
-from pipecompile.ir.input_checks import shown
 from pipecompile.ir.routes import Sums
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import Source
 from pipecompile.passes.checkpointing import Checkpoint
@@ -70,7 +70,9 @@ def _passes(name: str, value: Any) -> tuple[UserPass, ...]:
     passes = entries(name, value, _pass, "a list of pc.UserPass or functions", hint)
     titles = [one.title for one in passes]
     if twice := next((title for title in titles if titles.count(title) > 1), None):
-        raise InputError(f"two {name} are called {twice!r}", hint=f"pc.UserPass(function, {twice + ' again'!r})")
+        raise InputError(
+            f"two {name} are called {shown(twice)}", hint=f"pc.UserPass(function, {shown(twice + ' again')})"
+        )
     return passes
 
 

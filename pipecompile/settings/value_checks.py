@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from math import inf
 from numbers import Integral, Real
-from reprlib import Repr
 from typing import Any, get_type_hints
 
 import numpy as np
-import torch
 
 from pipecompile.errors import InputError, PipecompileError
+from pipecompile.ir.input_checks import float_of
+from pipecompile.ir.shown_value import shown
 
 __all__ = [
     "Check",
@@ -38,30 +39,12 @@ __all__ = [
     "near",
     "number",
     "refusal",
-    "shown",
     "whole_number",
 ]
 
 
 Check = Callable[[str, Any], Any]
 """(name of the argument, value) to the value in canonical form. Raises a PipecompileError."""
-
-_PLAIN = (str, int, float, type(None), list, tuple, dict, set, range, torch.device)
-
-
-class _Short(Repr):
-    """Short texts, also of whole numbers with more digits than Python writes."""
-
-    def repr_int(self, value: int, level: int) -> str:
-        try:
-            return super().repr_int(value, level)
-        except ValueError:
-            return "a number of thousands of digits"
-
-
-_SHORT = _Short()
-_SHORT.maxstring = _SHORT.maxother = 60
-_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
 
 
 def refusal(
@@ -72,19 +55,11 @@ def refusal(
     return kind(f"{name}={shown(value)} is not {expected}", where=where, why=why, hint=hint)
 
 
-def shown(value: object) -> str:
-    """Return `value` as a user writes it, at most about 60 characters; an object of another class by the class's name."""
-    if isinstance(value, type):
-        return value.__name__
-    if isinstance(value, (*_PLAIN, Real)):
-        return _SHORT.repr(value)
-    return f"<{type(value).__name__}>"
-
-
 def near(name: object, known: Iterable[str]) -> str:
     """Return the known name that is most like a mistyped one, whatever its case; the first known name if none is like it."""
     names = {one.lower(): one for one in reversed(list(known))}
-    return names[(get_close_matches(str(name).lower(), names, n=1, cutoff=0.5) or list(names)[-1:])[0]]
+    text = name.lower() if isinstance(name, str) else ""
+    return names[(get_close_matches(text, names, n=1, cutoff=0.5) or list(names)[-1:])[0]]
 
 
 def whole_number(example: int, *others: object, least: int = 1, most: int | None = None) -> Check:
@@ -112,9 +87,9 @@ def number(example: float, *, zero: bool = False, finite: bool = True) -> Check:
 
     def check(name: str, value: Any) -> float:
         if isinstance(value, Real) and not isinstance(value, bool):
-            canonical = int(value) if isinstance(value, Integral) else float(value)
-            if (canonical > 0 or (zero and canonical == 0)) and not (finite and canonical == float("inf")):
-                return canonical
+            size = float_of(value)
+            if (size > 0 or (zero and size == 0)) and not (finite and size == inf):
+                return int(value) if isinstance(value, Integral) and size != inf else size
         raise refusal(name, value, expected, hint=f"{name}={example:g}")
 
     return check

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from reprlib import repr as short
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Instruction, Kind, Op, Program
 from pipecompile.ir.input_checks import file_path
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.timeline import COMPUTE, Timeline
 from pipecompile.ir.units import counted
 from pipecompile.show.protobuf import delimited, message, number, packed, text
@@ -163,11 +163,11 @@ def save_chakra(program: Program, path: str | Path, timeline: Timeline | None = 
 
 def _check(program: object, timeline: object) -> None:
     if not isinstance(program, Program):
-        raise InputError(f"program={short(program)} is no Program", hint='save_chakra(pipe.program, "out/step")')
+        raise InputError(f"program={shown(program)} is no Program", hint='save_chakra(pipe.program, "out/step")')
     if timeline is None or (isinstance(timeline, Timeline) and timeline.n_devices == program.n_devices):
         return
     raise InputError(
-        f"timeline={short(timeline)} is no timeline of {counted(program.n_devices, 'device')}",
+        f"timeline={shown(timeline)} is no timeline of {counted(program.n_devices, 'device')}",
         hint="timeline=pipe.simulate() or timeline=pipe.measured, of the pipeline whose program is written",
     )
 

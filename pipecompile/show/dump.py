@@ -61,11 +61,10 @@ def dump(
     texts |= {} if passes is None else {"passes.txt": passes}
     texts |= {} if phases is None else {"phases.txt": phases}
     texts |= {} if report is None else {"report.html": report}
-    if folder.is_file():
-        raise InputError(
-            f"{str(folder)!r} is a file, not a directory", hint=f"directory={str(folder.with_suffix('') / 'dump')!r}"
-        )
     try:
+        if folder.is_file():
+            hint = f"directory={str(folder.with_suffix('') / 'dump')!r}"
+            raise InputError(f"{str(folder)!r} is a file, not a directory", hint=hint)
         folder.mkdir(parents=True, exist_ok=True)
         return [_write(folder / name, texts[name]) for name in sorted(texts)]
     except OSError as error:
@@ -74,9 +73,9 @@ def dump(
 
 def write_text(path: Path, text: str) -> Path:
     """Write one file, whole or not at all. Raise InputError if the file cannot be written."""
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a directory, not a file", hint=f"path={str(path / 'report.html')!r}")
     try:
+        if path.is_dir():
+            raise InputError(f"{str(path)!r} is a directory, not a file", hint=f"path={str(path / 'report.html')!r}")
         path.parent.mkdir(parents=True, exist_ok=True)
         return _write(path, text)
     except OSError as error:

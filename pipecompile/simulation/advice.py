@@ -18,7 +18,8 @@ from typing import Unpack
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule, place
-from pipecompile.ir.input_checks import shown, whole
+from pipecompile.ir.input_checks import whole
+from pipecompile.ir.shown_value import shown
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import walk

@@ -11,7 +11,8 @@ from hashlib import sha256
 
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Action, Kind, Route, Tie
-from pipecompile.ir.input_checks import amount, amounts, known_names, shown, whole
+from pipecompile.ir.input_checks import amount, amounts, known_names, whole
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
 from pipecompile.simulation.overlap_costs import PerPair, checked_overlap, communication_seconds
 from pipecompile.simulation.sharding_costs import ShardingCosts, ShardingOptions, make_sharding_costs
@@ -258,7 +259,8 @@ def _per_route(transfer: float | Mapping[str, float], names: list[str], optional
         return dict.fromkeys([*names, *optional], amount("transfer", transfer))
     if missing := [name for name in names if name not in transfer]:
         raise InputError(
-            f"transfer has no entry for route {missing[0]!r}", hint="one number, or one per route by its value's name"
+            f"transfer has no entry for route {shown(missing[0])}",
+            hint="one number, or one per route by its value's name",
         )
     known_names("transfer: route", transfer, [*names, *optional])
     return {name: amount(f"transfer[{name!r}]", transfer[name]) for name in [*names, *optional] if name in transfer}

@@ -19,7 +19,8 @@ from typing import Unpack
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Program, Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import amount, amounts, shown, whole
+from pipecompile.ir.input_checks import amount, amounts, whole
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import counted
 from pipecompile.simulation.contention_walk import walk_contended

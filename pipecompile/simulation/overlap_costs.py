@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pipecompile.errors import InputError
 from pipecompile.ir import Kind
 from pipecompile.ir.input_checks import amount, amounts
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["PerPair", "checked_overlap", "communication_seconds"]
 
@@ -26,7 +27,7 @@ def checked_overlap(overlap: PerPair | None, n_stages: int) -> PerPair | None:
     for pair in overlap:
         if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] in stages and pair[1] in stages):
             raise InputError(
-                f"overlap has an entry for {pair!r:.40}",
+                f"overlap has an entry for {shown(pair)}",
                 why=f"its keys are (stage of the forward, stage of the backward), both from 0 to {n_stages - 1}",
             )
     return {pair: amount(f"overlap[{pair}]", value) for pair, value in overlap.items()}

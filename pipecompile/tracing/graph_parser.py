@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from reprlib import repr as short
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import fx, nn
 
 from pipecompile.errors import InputError, PipecompileError, TraceError
 from pipecompile.ir.input_checks import without_mark
+from pipecompile.ir.shown_value import shown
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts, Ties
@@ -94,8 +94,8 @@ def parse_graph(text: str) -> TracedGraph:
 
 
 def _unreadable(error: Exception, where: str, text: str) -> InputError:
-    what = error.what if isinstance(error, PipecompileError) else f"{short(text)} cannot be read"
-    return InputError(what, where=where, why=short(str(error)))
+    what = error.what if isinstance(error, PipecompileError) else f"{shown(text)} cannot be read"
+    return InputError(what, where=where, why=shown(str(error)))
 
 
 def _refuse_run(*_: Any) -> None:

@@ -12,13 +12,13 @@ levels need beyond torch.fx stands in `graph.facts` (GraphFacts) and, per node, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from reprlib import repr as short
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private.fx_graphs import OpOverload
 from pipecompile.tracing.emit.call_description import is_code_atom, is_code_name, is_code_text
 from pipecompile.tracing.emit.region_graphs import install_regions
@@ -125,7 +125,7 @@ def _check_values(values: Iterable[Any]) -> None:
 def _require(holds: bool, what: str, text: str) -> None:
     if not holds:
         raise InputError(
-            f"{what} of a graph cannot be written into its code: {short(text)}",
+            f"{what} of a graph cannot be written into its code: {shown(text)}",
             why="the code of a graph has plain names and values only, so that nothing in a name can run",
             hint="rename it to letters, digits and underscores",
         )

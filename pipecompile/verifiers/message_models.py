@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["ALL_MODELS", "MessageModel", "models_named"]
 
@@ -34,5 +35,7 @@ def models_named(names: Iterable[str] | str) -> frozenset[MessageModel]:
     requested = tuple(names) if isinstance(names, list | tuple | set | frozenset) else (names,)
     for name in requested:
         if not isinstance(name, str) or name not in known:
-            raise InputError(f"no model of communication is called {name!r}", hint="pass any of " + ", ".join(known))
+            raise InputError(
+                f"no model of communication is called {shown(name)}", hint="pass any of " + ", ".join(known)
+            )
     return frozenset(known[name] for name in requested)

@@ -19,6 +19,7 @@ import torch
 
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.errors import MismatchError
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -191,7 +192,7 @@ def _plainly_equal(value: Any, other: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return repr(value)[:60]
+    return shown(value)
 
 
 def _distance(value: Any, other: Any) -> float:

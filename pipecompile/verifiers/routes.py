@@ -10,7 +10,8 @@ from numbers import Integral, Real
 
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import HOST, Route, chain
-from pipecompile.ir.input_checks import float_of, shown
+from pipecompile.ir.input_checks import float_of
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["checked_routes", "is_name", "route_faults", "route_sequence"]
 
@@ -40,11 +41,11 @@ def route_sequence(routes: object, n_stages: int) -> tuple[Route, ...]:
 
 def route_faults(routes: Sequence[Route], n_stages: int) -> list[str]:
     """Return all faults of `routes` between `n_stages` stages."""
-    if strange := [f"{route!r} is not a Route" for route in routes if not isinstance(route, Route)]:
+    if strange := [f"{shown(route)} is not a Route" for route in routes if not isinstance(route, Route)]:
         return strange
     counts = Counter(route.value for route in routes)
     twice = [
-        f"{count} routes are called {name!r}: a value has one route" for name, count in counts.items() if count > 1
+        f"{count} routes are called {shown(name)}: a value has one route" for name, count in counts.items() if count > 1
     ]
     return [*twice, *(f"{_text(route)}: {fault}" for route in routes for fault in _faults(route, n_stages))]
 
@@ -66,12 +67,12 @@ def is_name(text: str) -> bool:
 
 def _faults(route: Route, n_stages: int) -> Iterator[str]:
     if not is_name(route.value):
-        yield f"{route.value!r} is not a name: no spaces, no # ' [ ], and @0, @1 ... belong to the stages"
+        yield f"{shown(route.value)} is not a name: no spaces, no # ' [ ], and @0, @1 ... belong to the stages"
     if not (isinstance(route.nbytes, Real) and math.isfinite(float_of(route.nbytes)) and route.nbytes >= 0):
         yield "the size must be finite and not negative"
     ends = [route.source, *route.consumers]
     if strange := [end for end in ends if not isinstance(end, Integral)]:
-        yield f"{strange[0]!r} is no stage"
+        yield f"{shown(strange[0])} is no stage"
         return
     if outside := [end for end in ends if end != HOST and not 0 <= end < n_stages]:
         yield f"there is no stage {shown(outside[0])}, stages are 0 to {n_stages - 1}"

@@ -10,8 +10,9 @@ from numbers import Integral
 
 from pipecompile.errors import VerifyError
 from pipecompile.ir import Action, Kind, Schedule
-from pipecompile.ir.input_checks import shown
 from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule
+from pipecompile.ir.shown_value import shown
+from pipecompile.ir.written_program import overlaps_fault
 
 __all__ = ["check_form", "form_faults"]
 
@@ -19,7 +20,7 @@ __all__ = ["check_form", "form_faults"]
 def check_form(schedule: Schedule | PeriodicSchedule) -> None:
     """Raise VerifyError with the faults of a schedule whose counts, placement or rows have other types."""
     if faults := form_faults(schedule):
-        name = "periodic schedule" if isinstance(schedule, PeriodicSchedule) else f"schedule {schedule.name!r:.60}"
+        name = "periodic schedule" if isinstance(schedule, PeriodicSchedule) else f"schedule {shown(schedule.name)}"
         raise VerifyError(name, faults)
 
 
@@ -28,6 +29,8 @@ def form_faults(schedule: Schedule | PeriodicSchedule) -> list[str]:
     is_periodic = isinstance(schedule, PeriodicSchedule)
     counts = ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches")
     faults = [*_count_faults(schedule, counts), *_placement_faults(schedule)]
+    if isinstance(schedule, Schedule) and (fault := overlaps_fault(schedule.overlaps)):
+        faults.append(fault)
     for part in ("prologue", "period", "epilogue") if is_periodic else ("rows",):
         faults += _row_faults(part, getattr(schedule, part))
     return faults
@@ -37,18 +40,22 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def _is_few(value: object) -> bool:
+    return _is_whole(value) and abs(value) <= MOST_REPETITIONS  # type: ignore[arg-type]
+
+
 def _count_faults(schedule: Schedule | PeriodicSchedule, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         value = getattr(schedule, name)
         if not _is_whole(value):
             yield f"{name} is {shown(value)}, expected a whole number"
-        elif value > MOST_REPETITIONS:
+        elif abs(value) > MOST_REPETITIONS:
             yield f"{name} is {shown(value)}, expected at most {MOST_REPETITIONS:,}"
 
 
 def _placement_faults(schedule: Schedule | PeriodicSchedule) -> Iterator[str]:
     placement = schedule.placement
-    if not isinstance(placement, tuple) or not all(map(_is_whole, placement)):
+    if not isinstance(placement, tuple) or not all(map(_is_few, placement)):
         yield f"placement is {shown(placement)}, expected a tuple with the device of each stage: (0, 1)"
     elif _is_whole(schedule.n_stages) and len(placement) != schedule.n_stages:
         yield f"{len(placement)} stages are placed, there are {shown(schedule.n_stages)}"
@@ -68,13 +75,16 @@ def _row_faults(part: str, rows: object) -> Iterator[str]:
 
 def _has_numbers(rows: tuple[tuple[Action, ...], ...]) -> bool:
     """Return whether the fields of all actions have the very types that they should have: the usual case, in a third of the time."""
-    return {(type(a.stage), type(a.kind), type(a.microbatch)) for row in rows for a in row} <= {(int, Kind, int)}
+    types = {(type(a.stage), type(a.kind), type(a.microbatch)) for row in rows for a in row}
+    return types <= {(int, Kind, int)} and all(
+        max(abs(a.stage), abs(a.microbatch)) <= MOST_REPETITIONS for row in rows for a in row
+    )
 
 
 def _is_action(action: object) -> bool:
     return (
         isinstance(action, Action)
         and isinstance(action.kind, Kind)
-        and isinstance(action.stage, Integral)
-        and isinstance(action.microbatch, Integral)
+        and _is_few(action.stage)
+        and _is_few(action.microbatch)
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, UNTRAINED, Instruction, Op, Program, Tie
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.verifiers.routes import is_name
 
 __all__ = ["exchange_faults", "tie_faults", "tie_sequence"]
@@ -32,13 +32,13 @@ def tie_sequence(ties: object) -> tuple[Tie, ...]:
 def tie_faults(ties: Sequence[Tie], n_stages: int) -> list[str]:
     """Return all faults of the ties by themselves."""
     counts = Counter(tie.name for tie in ties)
-    twice = [f"{count} ties are called {name!r}" for name, count in counts.items() if count > 1]
+    twice = [f"{count} ties are called {shown(name)}" for name, count in counts.items() if count > 1]
     return [*twice, *(f"{tie}: {fault}" for tie in ties for fault in _faults(tie, n_stages))]
 
 
 def _faults(tie: Tie, n_stages: int) -> Iterator[str]:
     if not is_name(tie.name):
-        yield f"{tie.name!r} is not a name: no spaces, no # ' [ ]"
+        yield f"{shown(tie.name)} is not a name: no spaces, no # ' [ ]"
     if not (math.isfinite(tie.nbytes) and tie.nbytes >= 0):
         yield "the size must be finite and not negative"
     if outside := [stage for stage in tie.stages if not 0 <= stage < n_stages]:

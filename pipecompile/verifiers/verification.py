@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import Action, Program, Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import amounts, whole
+from pipecompile.ir.input_checks import amounts
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
+from pipecompile.ir.shown_value import shown
+from pipecompile.ir.written_program import type_faults
 from pipecompile.verifiers.memory_bounds import byte_faults, in_flight_faults
 from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel, models_named
 from pipecompile.verifiers.periodic import periodic_program_faults, periodic_schedule_faults
@@ -57,6 +59,8 @@ def verify(
         )
     if isinstance(subject, Schedule | PeriodicSchedule):
         check_form(subject)
+    elif types := list(type_faults(subject)):
+        raise VerifyError(_NAMES[type(subject)], types)
     faults = _legal(subject, routes, models_named(models))
     few = subject
     if isinstance(subject, PeriodicSchedule | PeriodicProgram) and not faults:
@@ -65,7 +69,7 @@ def verify(
         stage_bytes = saved_bytes, unsharded_bytes
         faults += _limit_faults(few, in_flight, memory_limit, stage_bytes, is_legal=not faults)
     if faults and isinstance(subject, Schedule):
-        raise VerifyError(f"schedule {subject.name!r}", faults, marked(subject.rows, faults))
+        raise VerifyError(f"schedule {shown(subject.name)}", faults, marked(subject.rows, faults))
     if faults:
         raise VerifyError(_NAMES[type(subject)], faults)
 
@@ -108,12 +112,8 @@ def _legal(
 ) -> list[str]:
     match subject:
         case Program():
-            whole("n_stages", subject.n_stages, 0)
-            whole("n_microbatches", subject.n_microbatches, 0)
             return program_faults(subject, Level.SLOTS, models)
         case PeriodicProgram():
-            for name in ("n_stages", "repetitions", "step"):
-                whole(name, getattr(subject, name), 0)
             return periodic_program_faults(subject, models)
     all_routes = route_sequence(routes, subject.n_stages)
     faults = route_faults(all_routes, subject.n_stages)

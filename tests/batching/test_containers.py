@@ -185,3 +185,10 @@ def test_an_object_without_tensors_is_a_leaf():
     for value in (3, "x", torch.nn.Linear(1, 1), torch.zeros(1), Result, len, round_and_round, torch.float32):
         assert shell_of(value) is None
         assert flatten_containers(value)[0] == [value]
+
+
+def test_a_container_that_holds_itself_is_refused() -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+    with pytest.raises(pc.PipecompileError, match="cannot be taken apart into tensors\n  why    it holds itself"):
+        flatten_containers({"x": itself})

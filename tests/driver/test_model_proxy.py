@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.driver.model_proxy import ModelProxy
+from pipecompile.driver.model_proxy import ModelProxy, check_norms
 from pipecompile.errors import InputError
 
 
@@ -192,3 +192,14 @@ def test_what_is_registered_or_deleted_is_that_of_the_model() -> None:
     proxy.note = 1
     del proxy.note
     assert not hasattr(proxy, "note")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((None, 2.0, False), "max_norm"), ((1.0, 10**400, False), "norm_type"), ((1.0, 2.0, "yes"), "error_if_nonfinite")],
+    ids=["max_norm", "norm_type", "flag"],
+)
+def test_arguments_of_clipping_are_numbers_and_a_flag(arguments: tuple[Any, ...], name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}=.* is not"):
+        check_norms(*arguments)
+    check_norms(torch.tensor(1.0), "inf", error_if_nonfinite=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from math import inf, nan
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from pipecompile.ir.input_checks import (
     amount,
     amounts,
     checked_count,
+    file_path,
     float_of,
     json_text,
     known_names,
-    shown,
+    place_text,
     whole,
     without_mark,
 )
@@ -76,9 +78,8 @@ def test_a_mark_is_removed_once() -> None:
     assert without_mark(b"\xef\xbb\xbf{}") == b"{}"
 
 
-def test_numbers_beyond_all_floats_are_infinite_and_can_be_shown() -> None:
+def test_numbers_beyond_all_floats_are_infinite() -> None:
     assert (float_of(10**400), float_of(-(10**400))) == (inf, -inf)
-    assert shown(10**5000) == "a number of thousands of digits"
     with pytest.raises(InputError, match="n=7 is more than 5"):
         whole("n", 7, most=5)
 
@@ -93,3 +94,28 @@ def test_json_is_a_text() -> None:
     assert json_text("\ufeff[]") == "[]"
     with pytest.raises(InputError, match="a NoneType is no text of JSON"):
         json_text(None)
+
+
+class Strange:
+    def __fspath__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("value", [None, 3, Strange(), "a\0b", b"ab", "\ud800", Path("a/\ud800")])
+def test_what_names_no_file_is_no_path(value: object) -> None:
+    with pytest.raises(InputError, match=r"out=.* is no path"):
+        file_path("out", value)
+
+
+def test_a_name_that_no_file_can_have_is_too_long_for_a_path() -> None:
+    for value in ("x" * 256, f"out/{'x' * 256}/y", "ä" * 128, "/".join(["x" * 200] * 30)):
+        with pytest.raises(InputError, match=r"out=.* is too long for a path\n  why    a name has at most 255 bytes"):
+            file_path("out", value)
+    for value in ("x" * 255, "/".join(["x" * 200] * 20), "a\udc80", "."):
+        assert file_path("out", value) == Path(value)
+
+
+def test_a_place_is_a_text_or_a_path() -> None:
+    assert (place_text("line 3"), place_text(Path("a/b"))) == ("line 3", "a/b")
+    with pytest.raises(InputError, match=r"where=\[a number of thousands of digits\] is no text"):
+        place_text([10**5000])

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.errors import InputError
 from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
 
 
@@ -72,3 +75,19 @@ def test_gradients_and_empty_groups_do_not_matter() -> None:
         assert torch.equal(second.state[parameter]["exp_avg"], first.state[parameter]["exp_avg"])
         assert bool((parameter.grad == 1).all())
     assert second.state[model[0].weight]["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "state_dict=None is no dictionary by names"),
+        ({0: 1}, "state_dict={0: 1} is no dictionary by names"),
+        ({"x": 1}, "state_dict is of another optimizer"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(state: Any, message: str) -> None:
+    layer = nn.Linear(2, 2)
+    with pytest.raises(InputError, match=message):
+        load_optimizer_state(dict(layer.named_parameters()), torch.optim.Adam(layer.parameters()), state)
+    with pytest.raises(InputError, match="optimizer=None is no optimizer"):
+        optimizer_state_of(dict(layer.named_parameters()), None)  # type: ignore[arg-type]

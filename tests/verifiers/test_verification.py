@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import pipecompile as pc
 from pipecompile.errors import InputError, VerifyError
-from pipecompile.ir import Route, Schedule
+from pipecompile.ir import Action, Kind, Route, Schedule
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
 from pipecompile.verifiers import Level, verify, verify_program
@@ -59,8 +60,30 @@ def test_a_limit_needs_a_number_for_all_or_one_per_device() -> None:
 
 def test_counts_of_a_program_made_by_hand_are_whole_numbers() -> None:
     program = replace(pc.lower_periodic(pc.build_periodic("1f1b", 2, 64)).unrolled(1), n_microbatches="3")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="n_microbatches='3'"):
+    with pytest.raises(VerifyError, match="n_microbatches is '3', not a whole number"):
         pc.verify(program)
     periodic = replace(pc.lower_periodic(pc.build_periodic("1f1b", 2, 64)), repetitions=2.5)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"repetitions=2\.5"):
+    with pytest.raises(VerifyError, match=r"repetitions is 2\.5, not a whole number"):
         pc.verify(periodic)
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ({"n_microbatches": 10**9}, "n_microbatches is 1,000,000,000, and there are"),
+        ({"rows": None}, "rows is None, not a tuple with a tuple per device"),
+        ({"ties": "x"}, "ties is 'x', not a tuple of Tie"),
+        ({"placement": [10**5000]}, "placement is .a number of thousands of digits., not a tuple of whole numbers"),
+    ],
+    ids=["count", "rows", "ties", "placement"],
+)
+def test_parts_of_a_program_made_by_hand_have_their_types(parts: dict[str, Any], fault: str) -> None:
+    with pytest.raises(VerifyError, match=fault):
+        pc.verify(replace(lower(SCHEDULE), **parts))
+
+
+def test_overlaps_and_numbers_of_a_schedule_made_by_hand() -> None:
+    with pytest.raises(VerifyError, match="overlaps is True, not a frozenset"):
+        pc.verify(replace(SCHEDULE, overlaps=True))
+    with pytest.raises(VerifyError, match="microbatch=a number of thousands of digits"):
+        pc.verify(replace(SCHEDULE, rows=((Action(0, Kind.FORWARD, -(10**5000)),), SCHEDULE.rows[1])))

@@ -14,7 +14,7 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredBatchNorm
 from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.tracing.emit.region_graphs import install_regions

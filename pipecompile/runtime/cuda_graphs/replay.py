@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from pipecompile.errors import InputError
 from pipecompile.graph.backward_split import explore_backward
+from pipecompile.ir.shown_value import said
 from pipecompile.runtime.cells.forward_backward import Function, edge_of
 from pipecompile.runtime.cuda_graphs.capture import GraphCapture
 from pipecompile.runtime.cuda_graphs.weight_aliases import WeightAliases
@@ -258,4 +259,4 @@ class _uncached_autocast:  # noqa: N801 used as a context, as a function is
 
 def summary_of(error: Exception) -> str:
     """Return the type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return f"{type(error).__name__}: {said(error).strip().partition(chr(10))[0]}"

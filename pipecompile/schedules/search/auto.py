@@ -23,8 +23,9 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind, Route, Schedule
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import amount, shown, whole
+from pipecompile.ir.input_checks import amount, whole
 from pipecompile.ir.progress import task
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.building_blocks import check_cells, serial

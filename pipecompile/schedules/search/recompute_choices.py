@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir.input_checks import shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.schedules.search.priority_rules import needed_in_flight
 from pipecompile.schedules.search.workload import Workload
 
@@ -26,11 +26,12 @@ def recompute_flag_sets(
     ScheduleError for an unknown mode.
     """
     none, every = (False,) * workload.n_stages, (True,) * workload.n_stages
-    if checkpoint == "never":
+    mode = checkpoint if isinstance(checkpoint, str) else ""
+    if mode == "never":
         yield none
-    elif checkpoint == "always":
+    elif mode == "always":
         yield every
-    elif checkpoint == "auto":
+    elif mode == "auto":
         yield from dict.fromkeys([none, *(_needed(workload, capacity, stretch) for stretch in _STRETCH), every])
     elif not isinstance(checkpoint, list | tuple) or len(checkpoint) != workload.n_stages:
         raise ScheduleError(

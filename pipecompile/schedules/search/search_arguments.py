@@ -7,6 +7,7 @@ from numbers import Integral
 
 from pipecompile.errors import InputError
 from pipecompile.ir.input_checks import amounts, whole
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import loop, zigzag
 from pipecompile.schedules.search.evaluate import MemoryLimit
@@ -30,7 +31,7 @@ def placements_to_try(
         is_whole = all(isinstance(device, Integral) for device in numbers)
         if not is_whole or len(numbers) != n_stages or set(numbers) != set(range(max(numbers) + 1)):
             raise InputError(
-                f"placement={numbers or placement} has no device for each of {counted(n_stages, 'stage')}",
+                f"placement={shown(numbers or placement)} has no device for each of {counted(n_stages, 'stage')}",
                 hint="devices are 0, 1, 2 ... and each has a stage",
             )
         return (tuple(map(int, numbers)),)

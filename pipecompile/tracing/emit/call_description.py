@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Iterable
 from keyword import iskeyword
-from reprlib import repr as short
 from typing import Any
 from unicodedata import normalize
 
@@ -25,6 +24,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from pipecompile.errors import TraceError
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private.modes import set_grad_enabled
 from pipecompile.tracing.user_source import caller, is_foreign
 
@@ -74,7 +74,7 @@ def check_keywords(names: Iterable[str], code: str = "PC199") -> None:
     for name in names:
         if not is_code_name(name):
             raise TraceError(
-                f"cannot trace: a keyword of a call is no name in Python's code: {short(name)}",
+                f"cannot trace: a keyword of a call is no name in Python's code: {shown(name)}",
                 code=code, where=caller(), why="a recorded graph is written as code", hint="pass a dictionary, or another keyword",
             )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from pipecompile.ir.shown_value import shown
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, Holder, LiftedState
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState, line_of_read
@@ -140,5 +141,5 @@ def _outermost(changes: list[ReadChange]) -> list[ReadChange]:
 
 def _text(value: Any) -> str:
     """Return a value as a short text: a tensor, module or container by its kind."""
-    text = f"a {type(value).__name__}" if hasattr(value, "__dict__") and not callable(value) else repr(value)
+    text = f"a {type(value).__name__}" if hasattr(value, "__dict__") and not callable(value) else shown(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

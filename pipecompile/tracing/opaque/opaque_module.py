@@ -16,6 +16,7 @@ from torch import nn
 
 from pipecompile.batching.containers import argument_leaves, flatten_containers
 from pipecompile.errors import TraceError
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import detect_fake_mode
 from pipecompile.torch_private.modules import buffers_of, parameters_of
@@ -176,10 +177,10 @@ def _bind_sizes(
 def _fault(leaf: Any, expected: ExpectedLeaf, known: dict[sympy.Symbol, int]) -> str:
     """Return how a leaf differs from the expected one; "" if it does not."""
     if isinstance(expected.value, UnreadPart):
-        return "" if isinstance(leaf, UnreadPart) else f"{leaf!r} instead of a container"
+        return "" if isinstance(leaf, UnreadPart) else f"{shown(leaf)} instead of a container"
     if expected.dtype is None:
         same = leaf is expected.value or leaf == expected.value or repr(leaf) == repr(expected.value) == "nan"
-        return "" if same else f"{leaf!r} instead of {expected.value!r}"
+        return "" if same else f"{shown(leaf)} instead of {shown(expected.value)}"
     if not isinstance(leaf, torch.Tensor):
         return f"a {type(leaf).__name__} instead of a tensor"
     shape = tuple(_size(size, known) for size in expected.shape)
@@ -194,8 +195,8 @@ def _size(size: SymbolicSize, known: dict[sympy.Symbol, int]) -> int:
 
 def _summary(leaves: Sequence[Any]) -> str:
     """Return a text such as "2 leaves: (3, 4), None"."""
-    shown = [str(tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves[:8]]
-    return f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}: {', '.join(shown)}"
+    texts = [str(tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else shown(leaf) for leaf in leaves[:8]]
+    return f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}: {', '.join(texts)}"
 
 
 def _fake_output(

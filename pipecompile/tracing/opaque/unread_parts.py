@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from pipecompile.batching.containers import ObjectLayout, Unread
 from pipecompile.errors import TraceError
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.user_source import caller
 
@@ -137,6 +138,6 @@ def _names(structure: pytree.TreeSpec) -> list[str]:
     """Return how Python reaches each child of a container."""
     layout, count = structure.context, len(pytree.children_of_spec(structure))
     if isinstance(layout, ObjectLayout):
-        return [*(f"[{key!r}]" for key in layout.keys), *(f".{name}" for name in layout.attributes)]
+        return [*(f"[{shown(key)}]" for key in layout.keys), *(f".{name}" for name in layout.attributes)]
     keys = layout if structure.type is dict else range(count)
-    return [f"[{key!r}]" for key in keys]
+    return [f"[{shown(key)}]" for key in keys]
