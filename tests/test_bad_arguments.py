@@ -30,7 +30,6 @@ PERIODIC = pc.build_periodic("1f1b", 2, 16)
 PERIODIC_PROGRAM = pc.lower_periodic(PERIODIC)
 PROGRAM = lower(SCHEDULE)
 ORDER = pc.read_schedule("deepspeed:TrainSchedule", n_ranks=2, n_microbatches=4)
-TIMELINE = pc.simulate(PROGRAM)
 X, TARGET = torch.randn(8, 4), torch.randn(8, 4)
 
 
@@ -171,13 +170,7 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "Problem in parts": (lambda **parts: pc.partition(replace(problem(), **parts), 2), dict.fromkeys(pc.Problem.__dataclass_fields__, KEEP)),
     "Plan in parts": (lambda **parts: compiled(plan=replace(pipe().plan, **parts)), dict.fromkeys(pc.Plan.__dataclass_fields__, KEEP)),
     "PipelineOrder.save": (ORDER.save, {}),
-    "Timeline.measured": (pc.Timeline.measured, {"spans": [(0, "0F0", 0.0, 1.0)], "n_devices": 2}),
-    "Timeline.compute": (TIMELINE.compute, {}),
-    "Timeline.plot": (TIMELINE.plot, {}),
-    "Timeline.save": (TIMELINE.save, {"path": "timeline.json", "program": None}),
     "partitions": (pc.partitions, {}),
-    "CardPartition": (lambda **parts: compiled(devices=[pc.CardPartition(**parts), pc.CardPartition(**parts)]),
-        {"device": torch.device("cpu"), "index": 0, "count": 2, "multiprocessors": 0, "stream": None}),
     "Microbatch": (lambda x, target: pipe().step(microbatches=[pc.Microbatch(x, target=target)]), {"x": X, "target": TARGET}),
     "draw": (lambda path: pipe().draw(path), {}),
     "clip_grad_norm_": (lambda max_norm, norm_type: pipe().clip_grad_norm_(max_norm, norm_type), {"max_norm": 1.0, "norm_type": 2.0}),
