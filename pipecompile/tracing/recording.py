@@ -40,6 +40,7 @@ from pipecompile.tracing.emit.graph_module import assemble_graph
 from pipecompile.tracing.emit.value_nodes import storages
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import recording_device
+from pipecompile.tracing.forked_pool import renew_pool
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, can_be_watched
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.guards.state_guards import RecordedReads
@@ -103,6 +104,7 @@ def record(
     The graph reads the numbers of `lifted` at every run. The recording begins with the pieces `kept`, which an earlier one kept whole.
     """
     with _lock:
+        renew_pool()
         device = device or recording_device(model, inputs.leaves)
         attempt = _Attempt(model, inputs, device, lifted, kept)
         with task(attempt.line):
