@@ -27,6 +27,7 @@ from pipecompile.distributed.failure_report import (
 )
 from pipecompile.distributed.process_end import has_ended, identity, note_end
 from pipecompile.distributed.protocol import ENDED, EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, WAITS
+from pipecompile.distributed.save_reports import SaveReports
 from pipecompile.errors import PlanError
 from pipecompile.parameters.save_attendance import RankMissing, explain_by
 
@@ -75,7 +76,8 @@ class StatusBoard:
         with suppress(RuntimeError):
             self.store.set(PROCESS.at(rank), identity())
         note_end(partial(store.set, ENDED.at(rank)))
-        explain_by(self)
+        self.reports = SaveReports(self)
+        explain_by(self.reports)
 
     def begin(self, *, in_copy: bool = False) -> None:
         """Count a new run: of all members, or `in_copy`, of this copy of the pipeline alone."""
@@ -221,11 +223,6 @@ class StatusBoard:
             if self.store.check([FAILED.at()]):
                 return FailureReport.from_json(self.store.get(FAILED.at()))
         return None
-
-    def failure(self) -> str:
-        """Return which rank has failed, and why; "" if none has."""
-        report = self.failed()
-        return "" if report is None else report.error().what
 
     def post_failure(self, report: FailureReport) -> FailureReport:
         """Post a report unless there is one already; return the one that is posted."""

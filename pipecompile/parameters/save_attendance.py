@@ -29,10 +29,16 @@ class RankMissing(InputError):
 
 
 class Reports(Protocol):
-    """An object that knows of failures of ranks."""
+    """An object that knows of ranks what they did beside the save."""
 
     def failure(self) -> str:
         """Return which rank failed, and why; "" if none has failed, as far as is known."""
+
+    def ended(self, rank: int) -> str:
+        """Return how a rank has ended; "" if it has not, as far as is known."""
+
+    def waits_for(self, rank: int) -> int | None:
+        """Return the rank for which a rank waits in another call, None if it does not, as far as is known."""
 
 
 _REPORTS: WeakSet[Reports] = WeakSet()
@@ -56,24 +62,39 @@ class SaveAttendance:
         self.store.set(str(self.rank), identity())
 
     def missing(self) -> str:
-        """Return which ranks the save has failed for. Ranks that have failed for others are not among them."""
+        """Return which ranks the save has failed for, and why. Ranks that have failed for others are not among them."""
         try:
             self.store.set(f"failed/{self.rank}", "")
-            return next(filter(None, (reports.failure() for reports in _REPORTS)), "") or self._missing()
+            end = monotonic() + _PATIENCE
+            while not (cause := self._cause()) and monotonic() < end:
+                sleep(_PATIENCE / 20)
+            return cause or self._late()
         except RuntimeError:
             return "the store of torch.distributed is gone, and with it the process that has it"
 
-    def _missing(self) -> str:
-        end = monotonic() + _PATIENCE
-        while True:
-            others = [rank for rank in self.others if not self.store.check([f"failed/{rank}"])]
-            came = [rank for rank in others if self.store.check([str(rank)])]
-            if ended := [rank for rank in came if has_ended(self.store.get(str(rank)).decode())]:
-                return f"{_named(ended)} ended"
-            if monotonic() > end:
-                absent = [rank for rank in others if rank not in came]
-                return f"{_named(absent)} did not come to it" if absent else f"{_named(others)} did not answer"
-            sleep(_PATIENCE / 20)
+    def _cause(self) -> str:
+        """Return the failure that a rank has reported, or which ranks have ended; "" if neither is known."""
+        if reported := next(filter(None, (reports.failure() for reports in _REPORTS)), ""):
+            return reported
+        waiting = self._not_failed()
+        ways = {rank: how for reports in _REPORTS for rank in waiting if (how := reports.ended(rank))}
+        if ways:
+            return f"{_named([*ways])} ended: {next(iter(ways.values()))}"
+        came = [rank for rank in waiting if self.store.check([str(rank)])]
+        ended = [rank for rank in came if has_ended(self.store.get(str(rank)).decode())]
+        return f"{_named(ended)} ended" if ended else ""
+
+    def _late(self) -> str:
+        waiting = self._not_failed()
+        absent = [rank for rank in waiting if not self.store.check([str(rank)])]
+        awaited = {reports.waits_for(rank) for reports in _REPORTS for rank in absent}
+        first = [rank for rank in absent if all(reports.waits_for(rank) is None for reports in _REPORTS)]
+        if not awaited.isdisjoint(first):  # the others wait for these
+            absent = first
+        return f"{_named(absent)} did not come to it" if absent else f"{_named(waiting)} did not answer"
+
+    def _not_failed(self) -> list[int]:
+        return [rank for rank in self.others if not self.store.check([f"failed/{rank}"])]
 
 
 def _named(ranks: list[int]) -> str:

@@ -105,6 +105,7 @@ SAMPLE = {
     "killed in a save": PhaseFault("seal", "kill", 1, 2),
     "uncaught before a save": PhaseFault("before saving", "raise", 0, 2, timeout=3.0),
     "uncaught between copies": PhaseFault("split", "raise", 3, 4, copies=2),
+    "killed in one copy before a save": PhaseFault("before gathering", "kill", 1, 4, copies=2),
     "skipped a step": PhaseFault("before a step", "skip", 1, 2),
 }
 """Faults that were not told, or with blame on another rank, or after twice the timeout, once."""

@@ -171,6 +171,7 @@ def happen(job: Job) -> None:
         case "_exit":
             os._exit(3)
         case signalled:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts with & ignore Ctrl-C
             os.kill(os.getpid(), SIGNALS[signalled])
             time.sleep(job.timeout)  # Python handles a signal some instructions later
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from threading import Timer
+
 import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore
@@ -43,10 +45,47 @@ def test_a_rank_that_has_ended_is_named_at_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_failure_that_was_reported_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two copies of a pipeline, one had gone on to the save: the ranks that waited for the failed one were blamed as well."""
 
-    class Board:
-        def failure(self) -> str:
-            return "rank 2 failed outside a step: ValueError: bad record 7"
-
-    first, board = attendance(monkeypatch, HashStore(), 0), Board()
+    first, board = (
+        attendance(monkeypatch, HashStore(), 0),
+        FakeReports(failed="rank 2 failed outside a step: ValueError: bad record 7"),
+    )
     explain_by(board)
-    assert first.missing() == board.failure()
+    assert first.missing() == board.failed
+
+
+def test_ranks_that_wait_for_one_that_has_ended_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 ended before it gathered the state with rank 2, which waited for it: "ranks 1, 2 did not come", without a cause."""
+    first, board = attendance(monkeypatch, HashStore(), 0), FakeReports(ends={1: "its script has ended"}, waits={2: 1})
+    explain_by(board)
+    assert first.missing() == "rank 1 ended: its script has ended"
+    board.ends.clear()
+    assert first.missing() == "rank 1 did not come to it"
+    board.waits[1] = 2  # for each other: neither is first
+    assert first.missing() == "ranks 1, 2 did not come to it"
+
+
+def test_a_cause_that_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, board = attendance(monkeypatch, HashStore(), 0), FakeReports()
+    monkeypatch.setattr(save_attendance, "_PATIENCE", 30.0)
+    explain_by(board)
+    timer = Timer(0.1, lambda: setattr(board, "failed", "rank 1 failed"))
+    timer.start()
+    assert first.missing() == "rank 1 failed"
+
+
+class FakeReports:
+    """Reports about ranks, as a board of a pipeline makes them."""
+
+    def __init__(
+        self, failed: str = "", ends: dict[int, str] | None = None, waits: dict[int, int] | None = None
+    ) -> None:
+        self.failed, self.ends, self.waits = failed, ends or {}, waits or {}
+
+    def failure(self) -> str:
+        return self.failed
+
+    def ended(self, rank: int) -> str:
+        return self.ends.get(rank, "")
+
+    def waits_for(self, rank: int) -> int | None:
+        return self.waits.get(rank)
