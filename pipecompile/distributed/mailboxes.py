@@ -60,7 +60,7 @@ class Channel:
 
     def abort(self) -> None:
         """Close the connections of the backend."""
-        close_connections(self.backend, self.peer, tag_of(self.number, ABORT.tag))
+        close_connections(self.backend, tag_of(self.number, ABORT.tag))
 
     def send(self, part: torch.Tensor, kind: MessageKind) -> dist.Work:
         """Begin to send one part of a message."""

@@ -119,8 +119,8 @@ def drop_own_groups(ranks: RankMesh, layer_groups: Iterable[dist.ProcessGroup]) 
             _SPENT.add(group)
         backend = _BACKENDS.pop(group, None)
         _OWN.pop(group, None)
-        if backend is not None and backend.size() > 1:
-            close_connections(backend, (backend.rank() + 1) % backend.size(), ABORT.tag)
+        if backend is not None:
+            close_connections(backend, ABORT.tag)
 
 
 def require_unspent(groups: Iterable[dist.ProcessGroup | None], ranks: Iterable[int]) -> None:

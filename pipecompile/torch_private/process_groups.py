@@ -35,11 +35,16 @@ def gloo_backend(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
-def close_connections(backend: Any, peer: int, tag: int) -> None:
-    """Close the connections of a gloo backend: it closes all of them when one receive times out, of a tag that is never sent. 2.11."""
+def close_connections(backend: Any, tag: int) -> None:
+    """Close the connections of a gloo backend: it closes all of them when one receive times out, of a tag that is never sent. 2.11.
+
+    A receive from a peer whose connection is gone fails at once and closes no other: each peer is tried.
+    """
     part = torch.empty(1, dtype=torch.uint8, device="cpu")
-    with suppress(RuntimeError):
-        backend.recv([part], peer, tag).wait(timedelta(milliseconds=1))
+    for peer in range(backend.size()):
+        with suppress(RuntimeError):
+            if peer != backend.rank():
+                backend.recv([part], peer, tag).wait(timedelta(milliseconds=1))
 
 
 def without_timeout(backend: Any) -> None:

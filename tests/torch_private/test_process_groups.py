@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from pipecompile.torch_private.process_groups import (
+    close_connections,
     default_store,
     device_types,
     flattened,
@@ -87,3 +90,20 @@ def test_an_nccl_backend_has_the_timeout(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Backend)
     assert nccl_backend(dist.HashStore(), 1, 2, timedelta(days=30)).given == (1, 2, timedelta(days=30))
+
+
+def test_all_connections_are_closed_though_that_to_one_peer_is_gone() -> None:
+    """A rank waited for ever for one that stood still, if the rank after it had closed its connections before."""
+    store, limit = dist.HashStore(), timedelta(seconds=20)
+    with ThreadPoolExecutor(3) as pool:
+        first, second, _ = pool.map(lambda rank: gloo_backend(store, rank, 3, limit), range(3))
+        part = torch.empty(1)
+        close_connections(second, 9)
+        with pytest.raises(RuntimeError):  # until the first has noticed
+            first.recv([part], 1, 8).wait(limit)
+        waiting = first.recv([part], 2, 7)
+        start = monotonic()
+        ended = pool.submit(lambda: pytest.raises(RuntimeError, waiting.wait, limit))
+        close_connections(first, 9)
+        ended.result()
+    assert monotonic() - start < 10
