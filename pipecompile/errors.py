@@ -34,13 +34,28 @@ __all__ = [
     "ScheduleError",
     "TraceError",
     "VerifyError",
+    "described",
     "encodable",
+    "text_of",
 ]
 
 
 def encodable(text: str) -> str:
     r"""Return a text that can be written to any file, message or terminal: a lone surrogate becomes its escape, `\udc80`."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception; a class of a user may have none, for its `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as fault:
+        return f"(its text cannot be written: {type(fault).__name__})"
+
+
+def described(error: BaseException) -> str:
+    """Return the type of an exception and its text, if it has one."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
 
 
 _MOST = 4000

@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,16 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.errors import CODES, ErrorCode, InputError, PipecompileError, RunError, TraceError, VerifyError
+from pipecompile.errors import (
+    CODES,
+    ErrorCode,
+    InputError,
+    PipecompileError,
+    RunError,
+    TraceError,
+    VerifyError,
+    described,
+)
 
 
 def test_a_message_has_its_parts_one_per_line_and_leaves_out_the_empty_ones() -> None:
@@ -63,6 +73,42 @@ def test_a_verify_error_lists_all_faults_and_draws_its_picture(faults: list[str]
 def test_a_message_with_a_lone_surrogate_can_be_written() -> None:
     error = InputError("file \udc80", where="\ud800.py:3", hint="größe")
     assert str(error).encode() == b"file \\udc80\n  where  \\ud800.py:3\n  try    gr\xc3\xb6\xc3\x9fe"
+
+
+class Mute(Exception):
+    """An exception of a user, whose text fails."""
+
+    def __str__(self) -> str:
+        raise LookupError("no such message")
+
+
+def test_an_exception_without_a_text_is_named() -> None:
+    assert described(Mute()) == "Mute: (its text cannot be written: LookupError)"
+    assert [described(error) for error in (KeyboardInterrupt(), ValueError("a"))] == [
+        "KeyboardInterrupt",
+        "ValueError: a",
+    ]
+
+
+@pytest.mark.parametrize("where", ["forward", "loss", "hook"])
+def test_an_exception_without_a_text_does_not_hide_where_it_was_raised(where: str) -> None:
+    def fail(*_: object) -> torch.Tensor:
+        raise Mute
+
+    class Failing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if where != "forward" else fail()
+
+    loss: Callable[..., torch.Tensor] = fail if where == "loss" else torch.mean
+    pipe = pc.compile(
+        nn.Sequential(Failing(4, 4), nn.Linear(4, 4)), 2, devices=["cpu"] * 2, loss_fn=loss, cost="analytic"
+    )
+    if where == "hook":
+        pipe.model.get_submodule("1").weight.register_hook(fail)
+    with pytest.raises(
+        PipecompileError, match=r"Mute: \(its text cannot be written: LookupError\)\n  where  .*test_errors.py"
+    ):
+        pipe.step(torch.ones(4, 4))
 
 
 def test_a_message_leaves_out_the_middle_of_a_long_line() -> None:

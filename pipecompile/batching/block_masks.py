@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pipecompile.ir.shown_value import said
+from pipecompile.errors import described
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import register_pytree_flatten_spec
 
@@ -195,8 +195,7 @@ def batch_use(function: Callable[..., Any]) -> tuple[dict[int, str], str]:
     except Exception as error:  # the user's own: the mask cannot be analysed, and is not cut
         return (
             {},
-            watch.other
-            or f"{_place(getattr(function, '__code__', None))} raises {type(error).__name__}: {said(error)}",
+            watch.other or f"{_place(getattr(function, '__code__', None))} raises {described(error)}",
         )
     return watch.rows, watch.other
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipecompile.cli.transformers_model import transformers_model
-from pipecompile.errors import InputError, PipecompileError
-from pipecompile.ir.shown_value import said
+from pipecompile.errors import InputError, PipecompileError, described
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +150,7 @@ def _called(factory: Callable[[], object], spec: str) -> object:
     except PipecompileError:
         raise
     except Exception as error:
-        raise InputError(f"{spec} raised {type(error).__name__}: {said(error)}", where=_last_line(error)) from error
+        raise InputError(f"{spec} raised {described(error)}", where=_last_line(error)) from error
 
 
 def _import(name: str, hint: str) -> Any:
@@ -170,7 +169,7 @@ def _import(name: str, hint: str) -> Any:
 
 def _failed_import(name: str, error: Exception) -> InputError:
     return InputError(
-        f"importing {name!r} failed: {type(error).__name__}: {said(error)}",
+        f"importing {name!r} failed: {described(error)}",
         where=_last_line(error), why="the module exists, its code failed" if not isinstance(error, ImportError) else "the module exists, an import inside it failed",
     )  # fmt: skip
 

@@ -22,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipecompile.costs.node_cost import CostError
 from pipecompile.costs.node_run import NodeRun, SavedLedger, map_tensors, settled, tensors_in
-from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import said
+from pipecompile.errors import InputError, described
 from pipecompile.torch_private.dtensors import like, part_of
 from pipecompile.torch_private.fx_graphs import target_text
 from pipecompile.tracing.fakes.fake_tensors import with_unknown_data
@@ -163,7 +162,7 @@ def _failed(node: Node, error: Exception) -> CostError:
     target = target_text(node)
     sources = ", ".join(source.name for source in node.all_input_nodes)
     return CostError(
-        f"node {node.name} ({node.op} {target}) failed: {type(error).__name__}: {said(error)}",
+        f"node {node.name} ({node.op} {target}) failed: {described(error)}",
         where=facts(node).source,
         why=f"the node ran alone, on the values of {sources}" if sources else "",
         hint="check that graph(*inputs) runs",

@@ -8,10 +8,10 @@ from dataclasses import replace
 from torch import fx
 
 from pipecompile.costs.node_cost import CostProvider, NodeCost
-from pipecompile.errors import InputError, PipecompileError
+from pipecompile.errors import InputError, PipecompileError, described
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import nodes_of_module
-from pipecompile.ir.shown_value import said, shown
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["UserCosts", "costs_from_provider", "with_user_costs"]
 
@@ -56,7 +56,7 @@ def costs_from_provider(graph: fx.GraphModule, inputs: Sequence[object], provide
     except PipecompileError:
         raise
     except Exception as error:
-        fault = f"{type(error).__name__}: {said(error)}"
+        fault = described(error)
         raise InputError("costs: the function failed", why=fault, hint="a function of (graph, inputs)") from error
     if not isinstance(costs, Mapping):
         raise InputError(

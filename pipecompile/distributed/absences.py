@@ -14,8 +14,7 @@ from contextlib import suppress
 from torch.distributed.distributed_c10d import Store
 
 from pipecompile.distributed.protocol import PIPELINES, THREAD
-from pipecompile.errors import encodable
-from pipecompile.ir.shown_value import said
+from pipecompile.errors import described, encodable
 
 __all__ = ["Absences"]
 
@@ -32,8 +31,7 @@ class Absences:
 
     def note_thread(self, name: str, error: BaseException) -> None:
         """Note that a thread of this rank has ended by an exception."""
-        text = f"{type(error).__name__}: {said(error)}".removesuffix(": ")
-        self._set(THREAD.at(self.rank), encodable(f"its thread {name} has ended by {text}"[:_LENGTH]))
+        self._set(THREAD.at(self.rank), encodable(f"its thread {name} has ended by {described(error)}"[:_LENGTH]))
 
     def of_exchange(self, rank: int) -> str:
         """Return why a rank may not come to an exchange of this pipeline."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipecompile.errors import PipecompileError, PlanError, RunError, encodable
-from pipecompile.ir.shown_value import said
+from pipecompile.errors import PipecompileError, PlanError, RunError, described, encodable
 
 __all__ = ["AwaitedMessage", "CopyDisagreement", "Disagreement", "FailureReport", "RankLost"]
 
@@ -46,8 +45,12 @@ class FailureReport:
             return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
         if isinstance(error, CopyDisagreement):
             return cls(rank, error.what, error.where, hint=error.hint, is_of_copy=True)
-        what = error.what if isinstance(error, PipecompileError) else encodable(said(error))
-        return cls(rank, f"{type(error).__name__}: {what}".removesuffix(": "), getattr(error, "where", ""), action)
+        what = (
+            f"{type(error).__name__}: {error.what}"
+            if isinstance(error, PipecompileError)
+            else encodable(described(error))
+        )
+        return cls(rank, what, getattr(error, "where", ""), action)
 
     def error(self) -> RunError:
         """Return the error that another rank raises."""

@@ -18,8 +18,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from pipecompile.distributed import board_watch
-from pipecompile.errors import InputError, RunError
-from pipecompile.ir.shown_value import said
+from pipecompile.errors import InputError, RunError, described, encodable
 from pipecompile.parameters.process_identity import has_ended, identity
 
 __all__ = ["has_ended", "identity", "note_end", "report_uncaught", "require_process"]
@@ -85,11 +84,7 @@ def note_end(note: Callable[[str], object]) -> None:
 
 def _note() -> None:
     error = sys.exc_info()[1]
-    reason = (
-        "its script has ended"
-        if error is None
-        else f"its script has ended by {type(error).__name__}: {said(error)}".removesuffix(": ")
-    )
+    reason = "its script has ended" if error is None else f"its script has ended by {encodable(described(error))}"
     for note in _NOTES:
         with suppress(Exception):
             note(reason)

@@ -16,9 +16,8 @@ from typing import Any
 from torch import nn
 
 from pipecompile.batching.batch_dims import BatchDims
-from pipecompile.errors import InputError, TraceError
+from pipecompile.errors import InputError, TraceError, described
 from pipecompile.graph.risks import Risk, risks
-from pipecompile.ir.shown_value import said
 from pipecompile.tracing import trace
 from pipecompile.tracing.recording_report import RecordingReport, WholeModule, summarize_recording
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -135,7 +134,7 @@ def _attempt(
 
 def _unforeseen(error: Exception) -> TraceFailure:
     try:
-        what = f"{type(error).__name__}: {said(error)}"
+        what = described(error)
     except Exception:
         what = type(error).__name__
     return TraceFailure.of(TraceError(f"cannot trace: {what}", where=raiser(error)))

@@ -22,7 +22,7 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
-__all__ = ["MOST", "said", "shown"]
+__all__ = ["MOST", "shown"]
 
 MOST = 240
 """Characters of a text."""
@@ -37,14 +37,6 @@ def shown(value: object) -> str:
     """Return `value` as a user writes it, as far as a short text can; an object of another class by the class's name."""
     text = _text(value, _DEPTH)
     return text if len(text) <= MOST else f"{text[: MOST - 3]}..."
-
-
-def said(error: BaseException) -> str:
-    """Return the message of an exception, as Python's traceback does also where its `__str__` fails."""
-    try:
-        return str(error)
-    except Exception:
-        return "<exception str() failed>"
 
 
 def _text(value: object, depth: int) -> str:

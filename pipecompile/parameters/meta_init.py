@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, described
 from pipecompile.ir.input_checks import file_path
-from pipecompile.ir.shown_value import said, shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import check_readable, read_checkpoint
 from pipecompile.parameters.uninitialized import UninitializedTensors, temporary_memory, tensor_names
 from pipecompile.torch_private.accelerators import forked_generators, initialized_devices
@@ -199,7 +199,7 @@ def _initialise_modules(
                 raise InputError(
                     "a module of the model cannot be given values",
                     where=f"{name or 'the model'}, a {type(module).__name__}",
-                    why=f"{type(error).__name__}: {said(error)}",
+                    why=described(error),
                     hint="init= a function that initialises this module and does nothing for others",
                 ) from error
 

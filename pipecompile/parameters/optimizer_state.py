@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import said, shown
+from pipecompile.errors import InputError, described
+from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private.modules import children_of
 
 __all__ = ["load_optimizer_state", "optimizer_state_of"]
@@ -42,7 +42,7 @@ def load_optimizer_state(
         try:
             set_optimizer_state_dict(_tree(parameters), optimizer, dict(state), options=_flat())
         except (KeyError, TypeError, ValueError) as error:
-            why = f"{type(error).__name__}: {said(error)}"
+            why = described(error)
             raise InputError("state_dict is of another optimizer", why=why, hint=hint) from error
 
 

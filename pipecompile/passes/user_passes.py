@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pipecompile.errors import InputError, ScheduleError, VerifyError
+from pipecompile.errors import InputError, ScheduleError, VerifyError, described
 from pipecompile.ir import UNTRAINED, Program, Schedule
 from pipecompile.ir.input_checks import known_names
 from pipecompile.ir.pass_manager import Pass
-from pipecompile.ir.shown_value import said, shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.written_program import type_faults
 
 __all__ = ["PLACES", "UserPass", "placed"]
@@ -108,7 +108,7 @@ def _run(one: UserPass, subject: Any) -> Any:
     try:
         result = one.run(subject)
     except Exception as error:
-        what = f"pass {one.title!r} of compile(passes=...) raised {type(error).__name__}: {said(error)}"
+        what = f"pass {one.title!r} of compile(passes=...) raised {described(error)}"
         raise ScheduleError(what, where=where, hint=f"call it on the {type(subject).__name__} that it gets") from error
     if fault := next(_changes(subject, result), ""):
         kind = type(subject).__name__

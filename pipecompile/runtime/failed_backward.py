@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
-from pipecompile.ir.shown_value import said
+from pipecompile.errors import text_of
 from pipecompile.runtime.cells.divided_backward import run_division
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import accumulate, raw_saved_names, sequence_number, unpacked_name
@@ -58,7 +58,7 @@ def forward_line(error: BaseException, stage: fx.Graph) -> str:
     """
     roots, is_kept = _roots_of(error)
     nodes = _in_order(_reachable(roots))
-    failed = _spoilt(nodes) if is_kept else _failed(nodes, said(error))
+    failed = _spoilt(nodes) if is_kept else _failed(nodes, text_of(error))
     if failed is None:
         return ""
     recorded = _recorded(stage)

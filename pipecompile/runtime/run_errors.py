@@ -10,9 +10,8 @@ from types import TracebackType
 import torch
 from torch import fx
 
-from pipecompile.errors import PipecompileError, RunError
+from pipecompile.errors import PipecompileError, RunError, described, text_of
 from pipecompile.ir import Instruction, Kind, Program
-from pipecompile.ir.shown_value import said
 from pipecompile.ir.units import BYTES, written
 from pipecompile.runtime.cells.stage_call import LOSS_NOTE
 from pipecompile.runtime.hooked_updates import ADVICE
@@ -27,7 +26,7 @@ class InstructionFailure(Exception):
     """Instruction `index` of `device` raised `error`."""
 
     def __init__(self, device: int, index: int, error: BaseException) -> None:
-        super().__init__(said(error))
+        super().__init__(text_of(error))
         self.device, self.index, self.error = device, index, error
 
 
@@ -72,7 +71,7 @@ def run_error(
     where = where or raiser(error) or ("" if stage_graph is None else _line_of_forward(error, stage_graph))
     raised, why, hint = _parts(error, failure.device, peaks)
     what = f"{subject} of micro-batch {microbatch}: {raised}"
-    if has_hooks and "modified by an inplace operation" in said(error):
+    if has_hooks and "modified by an inplace operation" in text_of(error):
         why, hint = ADVICE
     result = RunError(
         what,
@@ -99,7 +98,7 @@ def _parts(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, str
     """Return what an error says, why and what to try."""
     if isinstance(error, PipecompileError):
         return error.what, error.why, error.hint
-    return f"{type(error).__name__}: {said(error)}", *_advice(error, device, peaks)
+    return described(error), *_advice(error, device, peaks)
 
 
 def _advice(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, str]:
@@ -110,7 +109,7 @@ def _advice(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, st
             'more micro-batches (n_microbatches=), checkpoint="always", a schedule with a lower peak, or memory_limit='
         )
         return f"pipeline device {device} is out of memory{predicted}", hint
-    if isinstance(error, torch.AcceleratorError) or "CUDA error" in said(error):
+    if isinstance(error, torch.AcceleratorError) or "CUDA error" in text_of(error):
         return (
             "a GPU reports an error after the launch: an earlier action of any stage on it may have caused this one",
             "CUDA_LAUNCH_BLOCKING=1 in the environment, for a step in which each launch waits",

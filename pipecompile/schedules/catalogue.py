@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pipecompile.errors import PipecompileError, ScheduleError
+from pipecompile.errors import PipecompileError, ScheduleError, described
 from pipecompile.ir import Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.routes import stages_after
-from pipecompile.ir.shown_value import said, shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import chain_after, check_cells
 from pipecompile.schedules.checkpoint_window import build_checkpoint_window
@@ -203,7 +203,7 @@ def _built(build: Builder, *counts: Any) -> Schedule:
     except PipecompileError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {said(error)}"
+        why = described(error)
         raise ScheduleError(f"schedule={shown(build)} failed for {counts}", why=why, hint=hint) from error
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"schedule={shown(build)} returned {shown(schedule)}, not a Schedule", hint=hint)

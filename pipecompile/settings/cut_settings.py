@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from pipecompile.errors import InputError, PlanError
+from pipecompile.errors import InputError, PlanError, described
 from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.shown_value import said, shown
+from pipecompile.ir.shown_value import shown
 from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, whole_number
 
 __all__ = ["CutSettings", "check_module_name", "resolve_constraints", "stage_count"]
@@ -37,7 +37,7 @@ def _with_types(name: str, plan: Plan) -> Plan:
     except PlanError as error:
         raise PlanError(f"{name}= has parts of other types", where=error.where, why=error.why or error.what) from None
     except Exception as error:  # what cannot be written as JSON
-        raise PlanError(f"{name}= has parts of other types", why=f"{type(error).__name__}: {said(error)}") from None
+        raise PlanError(f"{name}= has parts of other types", why=described(error)) from None
 
 
 def _gap(name: str, value: Any) -> float:

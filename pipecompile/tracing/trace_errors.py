@@ -9,8 +9,7 @@ from types import FrameType
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from pipecompile.errors import TraceError
-from pipecompile.ir.shown_value import said
+from pipecompile.errors import TraceError, described, text_of
 from pipecompile.torch_private.modes import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -55,7 +54,7 @@ def is_unsupported_by_fakes(error: BaseException) -> bool:
     """Return whether a torch operator does not run on fake tensors or with symbolic sizes."""
     if isinstance(error, TraceError):
         return error.code == "PC115"
-    return isinstance(error, _UNSUPPORTED) or (isinstance(error, RuntimeError) and "symbolic sizes" in said(error))
+    return isinstance(error, _UNSUPPORTED) or (isinstance(error, RuntimeError) and "symbolic sizes" in text_of(error))
 
 
 def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
@@ -68,18 +67,18 @@ def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
         return TraceError(code=code, where=raiser(error))
     if called in _READS_MEMORY:
         return TraceError(code="PC104", where=raiser(error))
-    raised = f"{type(error).__name__}: {said(error)}"
+    raised = described(error)
     return TraceError(f"cannot trace: the forward of {type(model).__name__} raised {raised}", where=raiser(error))
 
 
 def eager_failure(error: Exception, model: nn.Module) -> TraceError:
     """Return the TraceError for an exception that the forward of `model` raises even when it is not recorded."""
-    what = f"cannot trace: the forward of {type(model).__name__} raised {type(error).__name__}: {said(error)}"
+    what = f"cannot trace: the forward of {type(model).__name__} raised {described(error)}"
     where, why, hint = raiser(error), "", ""
-    if isinstance(error, TypeError) and not where and "forward()" in said(error):
+    if isinstance(error, TypeError) and not where and "forward()" in text_of(error):
         why = f"the forward is forward{inspect.signature(model.forward)}"
         hint = "pass what the forward takes; the target of the loss is a keyword of step: pipe.step(x, target=y)"
-    elif "'indices' to have one of the following scalar types" in said(error):
+    elif "'indices' to have one of the following scalar types" in text_of(error):
         why = "rows of an embedding are chosen by whole numbers"
         hint = "x.long(); on the command line a dtype after the shape: --input 2x128:int64"
     return TraceError(what, code="PC108", where=where, why=why, hint=hint)

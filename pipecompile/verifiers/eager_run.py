@@ -17,7 +17,7 @@ from torch import nn
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.input_layouts import copy_of
-from pipecompile.ir.shown_value import said
+from pipecompile.errors import text_of
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables, unhooked
 from pipecompile.torch_private.modules import parametrizations_uncached
@@ -114,7 +114,7 @@ def observe(function: Callable[..., Any], call: CheckedCall, start: RandomStates
     try:
         return _observed(function, call, start, _gradients)
     except RuntimeError as error:
-        if "use_reentrant" not in said(error):
+        if "use_reentrant" not in text_of(error):
             raise
     return _observed(function, call, start, _accumulated_gradients)  # reentrant checkpoints forbid torch.autograd.grad
 

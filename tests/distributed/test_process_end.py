@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from pipecompile.distributed import board_watch, process_end
+from pipecompile.distributed.failure_report import FailureReport
 from pipecompile.distributed.process_end import note_end, report_uncaught, require_process
 from pipecompile.errors import InputError, RunError
 
@@ -52,6 +53,24 @@ def test_the_end_of_a_script_is_noted_with_what_ended_it(monkeypatch: pytest.Mon
     except SystemExit:
         process_end._note()
     assert noted == ["its script has ended"] * 2 + ["its script has ended by SystemExit: 3"] * 2
+
+
+def test_a_script_that_ends_by_an_exception_without_a_text_leaves_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others were told that the process was killed."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    noted: list[str] = []
+    monkeypatch.setattr(process_end, "_NOTES", [noted.append])
+    try:
+        raise Mute
+    except Mute as error:
+        process_end._note()
+        posted = FailureReport.of(error, 1).what
+    assert noted == ["its script has ended by Mute: (its text cannot be written: LookupError)"]
+    assert posted == "Mute: (its text cannot be written: LookupError)"
 
 
 def test_a_forked_process_and_an_ending_interpreter_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pipecompile.ir.action import Action, Kind
-from pipecompile.ir.shown_value import MOST, said, shown
+from pipecompile.ir.shown_value import MOST, shown
 
 MANY_DIGITS = "a number of thousands of digits"
 
@@ -123,13 +123,3 @@ def test_a_text_is_short_however_large_or_deep_the_value_is() -> None:
     assert shown(list(range(1000))) == "[0, 1, 2, 3, 4, 5, 6, 7, ...]"
     assert shown("a" * 100 + "b" * 100) == f"'{'a' * 40}'...'{'b' * 40}'"
     assert shown(10**400) == f"1{'0' * 39}...{'0' * 40}"
-
-
-def test_an_exception_has_a_message_whatever_its_class_does() -> None:
-    class Speechless(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    assert said(ValueError("no such thing")) == "no such thing"
-    assert said(ValueError()) == ""
-    assert said(Speechless("no such thing")) == "<exception str() failed>"

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from pipecompile.errors import PipecompileError
-from pipecompile.ir.shown_value import said, shown
+from pipecompile.errors import PipecompileError, text_of
+from pipecompile.ir.shown_value import shown
 
 __all__ = ["failures"]
 
@@ -43,5 +43,5 @@ def failures(call: Callable[[Any], Any], values: Sequence[Any]) -> list[str]:
         try:
             check(partial(call, value))
         except Exception as error:
-            found.append(f"{shown(value)}: {type(error).__name__}: {said(error):.200}")
+            found.append(f"{shown(value)}: {type(error).__name__}: {text_of(error):.200}")
     return found

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, text_of
 from pipecompile.graph.backward_split import explore_backward
-from pipecompile.ir.shown_value import said
 from pipecompile.runtime.cells.forward_backward import Function, edge_of
 from pipecompile.runtime.cuda_graphs.capture import GraphCapture
 from pipecompile.runtime.cuda_graphs.weight_aliases import WeightAliases
@@ -259,4 +258,4 @@ class _uncached_autocast:  # noqa: N801 used as a context, as a function is
 
 def summary_of(error: Exception) -> str:
     """Return the type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {said(error).strip().partition(chr(10))[0]}"
+    return f"{type(error).__name__}: {text_of(error).strip().partition(chr(10))[0]}"
