@@ -79,7 +79,7 @@ SAID = {
     "kill": r"its process has ended|the connection to it is gone|rank \d+ ended|did not come to it",
     "stop": "silent for|did not take part|did not open its connections|did not come to it|did not answer",
     "model": "graph of the model",
-    "options": "graph of the model|program",
+    "options": "options of compile|graph of the model|program",
     "frozen": "",
     "skip": "different samples|different things",
     "samples": "different samples",
