@@ -7,7 +7,6 @@ mesh ("dp", "pp")      pp ──►  one rank per pipeline device
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipecompile.errors import InputError
+from pipecompile.parameters.process_identity import start_of_ranks
 from pipecompile.torch_private.accelerators import accelerator_type, is_accelerator
 from pipecompile.torch_private.process_groups import default_store, flattened, timeout_of
 
@@ -117,9 +117,8 @@ class RankMesh:
 
     def store(self, number: int) -> Store:
         """Return the part of the default store that belongs to communicator `number` of these members."""
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun outlives the ranks
         members = "-".join(map(str, self.members))
-        return PrefixStore(f"pipecompile/{start}/{members}/{number}", default_store())
+        return PrefixStore(f"pipecompile/{start_of_ranks()}/{members}/{number}", default_store())
 
 
 def _check(mesh: DeviceMesh, names: tuple[str, ...]) -> None:

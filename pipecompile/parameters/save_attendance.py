@@ -6,7 +6,6 @@ rank 1   saving/3/1 = process    killed
 
 from __future__ import annotations
 
-import os
 from time import monotonic, sleep
 from typing import Protocol
 from weakref import WeakSet
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pipecompile.errors import InputError
-from pipecompile.parameters.process_identity import has_ended, identity
+from pipecompile.parameters.process_identity import has_ended, identity, start_of_ranks
 from pipecompile.torch_private.process_groups import default_store
 
 __all__ = ["RankMissing", "SaveAttendance", "explain_by"]
@@ -53,8 +52,7 @@ class SaveAttendance:
     """Save number `number` of this process, as one rank notes it in the store of `torch.distributed`."""
 
     def __init__(self, number: int) -> None:
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store of torchrun outlives the ranks
-        self.store = PrefixStore(f"pipecompile/saving/{start}/{number}", default_store())
+        self.store = PrefixStore(f"pipecompile/saving/{start_of_ranks()}/{number}", default_store())
         self.rank, self.others = (
             dist.get_rank(),
             [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()],

@@ -97,3 +97,8 @@ def test_every_communicator_and_every_start_has_a_store_of_its_own(monkeypatch: 
     assert not ranks.store(1).check(["key"])
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     assert ranks.store(1).get("key") == b"first"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    ranks.store(1).set("key", "of the first agent")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")  # a node has joined: the second agent has restarted nothing
+    assert ranks.store(1).get("key") == b"of the first agent"

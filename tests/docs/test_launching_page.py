@@ -6,12 +6,18 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from pipecompile.parameters.checkpoint_damage import check_files
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
@@ -87,6 +93,72 @@ def test_the_variables_of_a_pytorch_job(folder: Path, elastic: bool, pytestconfi
     variables = free | {"PET_RDZV_ENDPOINT": f"localhost:{port}"} if elastic else fixed
     started = [([*TORCHRUN, "train.py"], variables | ({} if elastic else {"PET_NODE_RANK": str(n)})) for n in range(2)]
     assert_agreed(losses(folder, started))
+
+
+def test_hosts_that_are_left_go_on_with_the_losses_of_an_undisturbed_run(
+    folder: Path, pytestconfig: pytest.Config
+) -> None:
+    """Three agents start a pipeline of three ranks; one is killed with its rank, and two ranks go on from the last checkpoint."""
+    needs_full(pytestconfig)
+    undisturbed = printed_losses(folder, [sys.executable, "-m", "torch.distributed.run", "--standalone", "elastic.py"])
+    shutil.rmtree(folder / "out")
+    command = elastic_command()
+    agents = [agent(folder, command, number) for number in range(3)]
+    try:
+        wait_for(lambda: "step 3 on 3 ranks" in (folder / "0.log").read_text())
+        kill_with_children(agents[2])
+        codes = [process.wait(timeout=240) for process in agents[:2]]
+        logs = "".join((folder / f"{number}.log").read_text() for number in range(3))
+        assert codes == [0, 0], logs[-3000:]
+    finally:
+        for process in agents[:2]:
+            if process.poll() is None:
+                kill_with_children(process)
+    found = re.findall(r"step (\d+) on (\d) ranks: (\S+)", logs)
+    assert {ranks for _, ranks, _ in found} == {"3", "2"}
+    last = {int(step): float(loss) for step, _, loss in found}
+    assert last == pytest.approx(undisturbed, abs=2e-6)
+    with warnings.catch_warnings(action="error"):  # what the killed rank has left damages no checkpoint
+        for path in sorted((folder / "out").glob("*/.metadata")):
+            check_files(path.parent)
+
+
+def elastic_command() -> list[str]:
+    (text,) = re.findall(r"```sh\nTORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (torchrun --nnodes=2:3.*)\n```", PAGE)
+    words = shlex.split(text.replace("$HEAD:29400", f"localhost:{free_port()}"))[1:]
+    return [*TORCHRUN, "--monitor-interval=0.2", *words]
+
+
+def agent(folder: Path, command: list[str], number: int) -> subprocess.Popen[bytes]:
+    """Start an agent in a process group of its own. The first one is where the agents meet; a lost one is noticed in seconds."""
+    quick = f"--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,is_host={int(number == 0)}"
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    log = (folder / f"{number}.log").open("wb")
+    at = command.index("elastic.py")
+    return subprocess.Popen([*command[:at], quick, "elastic.py"], cwd=folder, env=os.environ | own, stdout=log, stderr=log,
+                            start_new_session=True)  # fmt: skip
+
+
+def printed_losses(folder: Path, command: list[str]) -> dict[int, float]:
+    """Run the elastic script undisturbed. Return its losses by step."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    own = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True, timeout=240)
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) on \d ranks: (\S+)", done.stdout)}
+
+
+def kill_with_children(process: subprocess.Popen[bytes]) -> None:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in (process.pid, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 240.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_tasks_of_slurm(folder: Path, pytestconfig: pytest.Config) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pipecompile.parameters.process_identity import has_ended, identity
+from pipecompile.parameters.process_identity import has_ended, identity, start_of_ranks
 
 pytestmark = pytest.mark.skipif(not identity(), reason="needs /proc")
 
@@ -43,3 +43,13 @@ def test_of_other_hosts_nothing_is_known() -> None:
     boot, *rest = identity().split()
     assert not has_ended(" ".join(["0" + boot, *rest]))
     assert not has_ended("")
+
+
+def test_starts_are_counted_under_one_agent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    for agents, count in (("1", "0"), ("1", "1"), ("3", "0"), ("3", "1")):
+        monkeypatch.setenv("GROUP_WORLD_SIZE", agents)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        names.append(start_of_ranks())
+    assert len({*names[:2], names[2]}) == 3
+    assert names[2] == names[3]
