@@ -84,6 +84,17 @@ def launch_bound_with_graphs(card: Card) -> Finding:
     return Finding(f"{share:.3f}", card.dry or share <= 0.35)
 
 
+@PART.probe("at most the share with a graph per cell")
+def launch_bound_with_a_graph_of_the_step(card: Card) -> Finding:
+    """A graph of the whole step beside a pair of graphs per stage and slot, each against the plain loop in turns."""
+    model, x, target = small(card)
+    base = plain(copy.deepcopy(model), x, target, COUNT)
+    cells, whole = (ratio(card, base, ours(card, model, x, target, cuda_graphs=how)[1]) for how in (True, "step"))
+    return Finding(
+        f"{whole:.3f} with a graph of the step, {cells:.3f} with graphs of cells", card.dry or whole <= cells
+    )
+
+
 @PART.probe()
 def launch_bound_without_graphs(card: Card) -> Finding:
     model, x, target = small(card)

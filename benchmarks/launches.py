@@ -3,7 +3,7 @@
     python benchmarks/launches.py [--quick] [--markdown benchmarks/results/launches.md]
 
 Every schedule of the catalogue, 2 to 8 devices, even and uneven stages, chains and skips, copies of 5, 10 and 25 % of a forward, inputs and
-targets that come from the host in 0, 0.3 and 1.5 forwards, with a host that launches at once or in a tenth of a forward.
+targets that come from the host in 0, 0.3 and 1.5 forwards, with a host that launches at once, in a tenth of a forward each, or all cells in one launch of that time.
 Exits with 1 if the makespan of any differs by more than 0.5 %. Nothing here needs a GPU, and nothing here ran on one.
 """
 
@@ -30,8 +30,8 @@ LIMIT = 0.005
 
 UNEVEN = (1.0, 0.8, 1.2, 0.9, 1.1, 0.85, 1.15, 1.0, 0.95, 1.05, 1.1, 0.9, 1.2, 0.8, 1.0, 1.0)
 COPIES = (0.05, 0.1, 0.25)
-INPUTS = ((0.0, 0.0), (0.3, 0.0), (1.5, 0.0), (0.3, 0.1))
-"""Seconds of the copy of an input from the host, and of a launch."""
+INPUTS = ((0.0, 0.0, "one"), (0.3, 0.0, "one"), (1.5, 0.0, "one"), (0.3, 0.1, "one"), (0.3, 0.1, "step"))
+"""Seconds of the copy of an input from the host, and of a launch, and what the host launches at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Result:
     case: Case
     uneven: bool
     copy: float
-    inputs: tuple[float, float]
+    inputs: tuple[float, float, str]
     share: float
 
     def __str__(self) -> str:
         case = self.case
-        from_host, launch = self.inputs
-        costs = f"copy={self.copy} input={from_host} launch={launch}"
+        from_host, launch, hosts = self.inputs
+        costs = f"copy={self.copy} input={from_host} launch={launch}" + " in one graph" * (hosts == "step")
         return f"P={case.devices} M={case.count} {costs}{' uneven' * self.uneven}{' skip' * case.skips}"
 
 
@@ -85,7 +85,7 @@ def results(case: Case) -> Iterator[Result]:
         each = [UNEVEN[s % 16] if uneven else 1.0 for s in range(program.n_stages)]
         for copy, inputs in product(COPIES, INPUTS):
             costs = CostOptions(forward=each, input_grad=each, weight_grad=each, transfer=copy)
-            costs |= CostOptions(host_latency=inputs[0], launch=inputs[1])
+            costs |= CostOptions(host_latency=inputs[0], launch=inputs[1], hosts=inputs[2])
             share = simulate_launches(program, **costs).makespan / pc.simulate(program, **costs).makespan - 1
             yield Result(case, uneven, copy, inputs, share)
 

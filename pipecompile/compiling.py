@@ -82,7 +82,7 @@ def compile(
     has_aux: bool = False,
     passes: Sequence[UserPass | Callable[[Any], Any]] = (),
     compile_stages: bool | str = False,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | str = False,
     check: bool | str = True,
     cache_size: int = 16,
     progress: bool = True,
@@ -167,7 +167,8 @@ def compile(
     - `compile_stages`: True compiles every stage with `torch.compile`; a string names the backend.
     - `cuda_graphs`: True captures stages on GPUs, once per micro-batch in flight, and replays them: faster where launching takes
       longer than computing. Python of layers and of the loss runs only during capture. A stage that cannot be captured runs
-      uncaptured, and a warning says why.
+      uncaptured, and a warning says why. "step" captures the whole step as one graph where all stages share one GPU, on one stream.
+      A step that cannot be one graph runs as with True, and a warning says why.
     - `check`: True compares every new recording with the model itself, on the first micro-batch that it runs: outputs, loss,
       gradients, buffers and random draws. A difference raises MismatchError with the first line that differs. Recordings that differ
       from earlier ones in sizes alone are compared three times. The model must fit on one device; nothing of the comparison is
@@ -193,6 +194,9 @@ def compile(
         devices = parts_of_one_card(devices)
     devices, shards = (devices, 1) if ranks is None else (ranks.devices, ranks.shards)
     options = Options.of(model, n_stages, devices=devices, shards=shards, **keywords)
+    if ranks is not None and options.cuda_graphs == "step":
+        why = "the ranks of a step send each other values, in the middle of it"
+        raise InputError('cuda_graphs="step" is given on ranks', why=why, hint="cuda_graphs=True")
     if options.compile_stages:
         check_backend(options.compile_stages)
     pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, _on_rank(options), ranks)

@@ -94,7 +94,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         super().__post_init__()
         self._check_plan()
         self._check_count()
-        check_graphs(self.partitions, cuda_graphs=self.cuda_graphs)
+        check_graphs(self.partitions, cuda_graphs=self.cuda_graphs, dispatch=self.dispatch)
         if isinstance(self.checkpoint, tuple) and len(self.checkpoint) != self.n_stages:
             hint = f"checkpoint={[*self.checkpoint, *(False,) * self.n_stages][: self.n_stages]}"
             raise ScheduleError(f"checkpoint has {len(self.checkpoint)} flags for {self.n_stages} stages", hint=hint)

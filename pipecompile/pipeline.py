@@ -227,8 +227,8 @@ class Pipeline(ModelProxy):
 
     @property
     def measured(self) -> Timeline | None:
-        """The timeline of the last step as it ran, in seconds; None before the first step."""
-        return None if self._last is None else Timeline.measured(seconds_of(self._last[1]), len(self.devices))
+        """The timeline of the last step as it ran, in seconds; None before the first, and for one that ran as one CUDA graph."""
+        return Timeline.measured(seconds_of(self._last[1]), len(self.devices)) if self._last and self._last[1] else None
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline of a step, in seconds, from the costs in the plan."""

@@ -16,7 +16,8 @@ from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.passes.user_passes import UserPass
 from pipecompile.planning.schedule_choice import make_schedule, sharding_bytes, simulation_costs
 from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
-from pipecompile.runtime.cuda_graphs.stage_graphs import with_cuda_graphs
+from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs, with_cuda_graphs
+from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.executable import Executable, ProgramBinding
 from pipecompile.simulation.simulator import simulate
 
@@ -157,9 +158,12 @@ def _graphed(specialization: Specialization, cells: Sequence[Cell]) -> Sequence[
 def _bind(specialization: Specialization, program: Program, cells: Sequence[Cell]) -> Executable:
     devices, norms = specialization.options.devices, specialization.norms
     mirrors, peaks = specialization.mirrors, partial(_predicted_peaks, specialization, program)
+    is_graphed = any(isinstance(cell.code, StageGraphs) for cell in cells)
+    is_one = specialization.options.cuda_graphs == "step" and is_graphed
     binding = ProgramBinding(
-        program, cells, devices, specialization.graph, mirrors, norms, peaks, specialization.options.partitions
-    )
+        program, cells, devices, specialization.graph, mirrors, norms, peaks, specialization.options.partitions,
+        StepGraphs(program, cells, devices) if is_one else None,
+    )  # fmt: skip
     return specialization.executable(binding)
 
 

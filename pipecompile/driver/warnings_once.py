@@ -37,13 +37,13 @@ class WarningsOnce:
             return
         if kinds := {device.type for device in options.devices if capture.graph_captures(device) is None}:
             warn(
-                f"cuda_graphs=True: there are no graphs on {' and '.join(sorted(kinds))}, whose stages run as they are",
+                f"cuda_graphs={options.cuda_graphs!r}: there are no graphs on {' and '.join(sorted(kinds))}, whose stages run as they are",
                 RecordingWarning,
             )
 
     def undivided(self, options: Options) -> None:
         """Warn if the schedule splits the backward of stages that cannot split it: compiled stages and CUDA graphs."""
-        whole = "compiled stage" if options.compile_stages else "CUDA graph" if options.cuda_graphs else ""
+        whole = "compiled stage" if options.compile_stages else "CUDA graph" if options.cuda_graphs is True else ""
         if whole and Kind.INPUT_GRAD in options.kinds:
             off = "compile_stages" if options.compile_stages else "cuda_graphs"
             self._once(

@@ -17,6 +17,7 @@ from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
+from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.hooked_updates import HookedUpdates
 from pipecompile.runtime.interpreter import Code, bind
@@ -34,7 +35,8 @@ class ProgramBinding:
     """A program, with the cells and devices that it runs on, and the tensors that runs share.
 
     `peaks` returns the predicted peak of each pipeline device in bytes; None if there is no prediction. `partitions` are the parts
-    of one card that the devices are; () if they are whole devices.
+    of one card that the devices are; () if they are whole devices. `step_graphs` runs the program as one CUDA graph where it can;
+    None if that is not asked for.
     """
 
     program: Program
@@ -45,6 +47,7 @@ class ProgramBinding:
     norms: DeferredNorms = field(default_factory=DeferredNorms)
     peaks: Peaks | None = None
     partitions: Sequence[CardPartition] = ()
+    step_graphs: StepGraphs | None = None
 
 
 class Executable:
@@ -54,6 +57,7 @@ class Executable:
         self.program, self.cells, self.devices = binding.program, binding.cells, tuple(binding.devices)
         self.graph, self.mirrors, self.norms = binding.graph, binding.mirrors, binding.norms
         self.peaks, self.partitions = binding.peaks, tuple(binding.partitions)
+        self.step_graphs = binding.step_graphs
         graphs = [graph for cell in self.cells if isinstance(cell, VariantCell) for graph in cell.graphs.values()]
         self.parameters = tuple(dict.fromkeys(own for graph in (self.graph, *graphs) for own in graph.parameters()))
         self.updates = HookedUpdates(self.parameters, self.program)
@@ -134,12 +138,7 @@ class Executable:
         is_half = any(code is half for half in self.__dict__.get("halves", ()))  # of `pipe(x)`: autograd runs the hooks
         samples = () if is_half else self.updates.samples()
         try:
-            if code.streams is not None:
-                code.streams.fork(frame)
-            with contained():
-                run_inline(code, frame) if workers is None else workers.run(code, frame)
-            if code.streams is not None:
-                code.streams.join()
+            self._launch(code, frame, workers)
         except InstructionFailure as failure:
             error = self.explained(failure, frame)
             self._abandon(code, frame)
@@ -151,6 +150,19 @@ class Executable:
                 self.updates.check(samples)
             return
         raise error
+
+    def _launch(self, code: Code, frame: Frame, workers: WorkerThreads | None) -> None:
+        """Run code on a frame: as one CUDA graph if it can be one, else on its streams. Raise InstructionFailure."""
+        if self.step_graphs is not None and code is self.__dict__.get("inline"):
+            with contained():
+                if self.step_graphs.run(frame):
+                    return
+        if code.streams is not None:
+            code.streams.fork(frame)
+        with contained():
+            run_inline(code, frame) if workers is None else workers.run(code, frame)
+        if code.streams is not None:
+            code.streams.join()
 
     def _abandon(self, code: Code, frame: Frame) -> None:
         """Let go of what a failed run holds, when no stream uses it any more: the exception keeps the frame alive."""

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from pipecompile.runtime.profiler_ranges import timed
 from pipecompile.runtime.registers import Frame, Run, Spans
 from pipecompile.torch_private.accelerators import is_accelerator
 
-__all__ = ["GpuMoment", "mark_origins", "on_gpu", "seconds_of", "timed_on_gpu"]
+__all__ = ["GpuMoment", "mark_origins", "on_gpu", "seconds_of", "timed_cell", "timed_on_gpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,13 @@ def timed_on_gpu(run: Run, index: int, name: str, device: torch.device) -> Run:
         frame.spans.append((index, name, GpuMoment(origin, start, begun), GpuMoment(origin, end, begun)))
 
     return timed
+
+
+def timed_cell(run: Run, index: int, name: str, device: torch.device, *, is_launched: bool) -> Run:
+    """Return the function of a cell, which notes its times, on an accelerator as the current one: by events if it `is_launched`."""
+    if not is_accelerator(device):
+        return timed(run, index, name)
+    return on_gpu(timed_on_gpu(run, index, name, device) if is_launched else timed(run, index, name), device)
 
 
 def seconds_of(spans: Spans) -> list[tuple[int, str, float, float]]:

@@ -39,13 +39,12 @@ from pipecompile.runtime.cells.forward_backward import backward_cell, forward_ce
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, recompute_cell, with_random_lock
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
-from pipecompile.runtime.gpu_spans import on_gpu, timed_on_gpu
-from pipecompile.runtime.profiler_ranges import in_range, timed
+from pipecompile.runtime.gpu_spans import timed_cell
+from pipecompile.runtime.profiler_ranges import in_range
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import STORE, Launch, Place, launches
 from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched
 from pipecompile.runtime.transport import Link, copy_into, take_from, then_free, upload_into
-from pipecompile.torch_private.accelerators import is_accelerator
 
 __all__ = ["Code", "CodeBuilder", "bind"]
 
@@ -194,7 +193,7 @@ class CodeBuilder:
     # -- compute --------------------------------------------------------------------------------------------------
 
     def compute(self, instruction: Instruction, device: int, beside: Mapping[str, Any] | None = None) -> Run:
-        """Return the function of a compute instruction, which notes its times. `beside`: how `copy_cell` copies on a stream of its own."""
+        """Return the function of a compute instruction. `beside`: how `copy_cell` copies on a stream of its own."""
         action = instruction.action
         assert action is not None
         registers = CellRegisters(instruction, partial(self.register, device=device))
@@ -206,11 +205,11 @@ class CodeBuilder:
             cell: Callable[[Action, CellRegisters, torch.device], Run] = partial(copy_cell, **(beside or {}))
         else:
             cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
-        run = in_range(cell(action, registers, self.devices[device]), str(action))
-        if not is_accelerator(self.devices[device]):
-            return timed(run, device, str(action))
-        measure = partial(timed_on_gpu, device=self.devices[device]) if self.is_launched else timed
-        return on_gpu(measure(run, device, str(action)), self.devices[device])
+        return self.timed(in_range(cell(action, registers, self.devices[device]), str(action)), device, str(action))
+
+    def timed(self, run: Run, device: int, name: str) -> Run:
+        """Return the function of a cell, which notes its times, with its GPU as the current one."""
+        return timed_cell(run, device, name, self.devices[device], is_launched=self.is_launched)
 
     def sharding(self, _action: Action) -> Run:
         """Return the function of an action on parameters that copies of the pipeline shard. In one process there is one copy."""
@@ -229,7 +228,7 @@ class CodeBuilder:
         s, m = action.stage, action.microbatch
         is_offloaded = offloaded(s, m).name in registers.writes
         saved_state, recipe_name = (offloaded if is_offloaded else saved)(s, m), recipe(s, m).name
-        function = cell.code.for_slot(registers.slot_of(saved_state))
+        function = cell.code.for_slot(registers.slot_of(saved_state), stays=not is_offloaded)
         stage = StageRun(function, m if cell.is_sized else None, cell.effects, device)
         inputs = [registers.reads[name] for name in cell.inputs]
         if action.kind is Kind.RECOMPUTE:

@@ -67,9 +67,7 @@ class _LaunchRun:
         """Run one launch; return its span if it takes time."""
         if launch.lane is None:
             return None
-        thread = 0 if self.costs.hosts is Hosts.ONE else place[0]
-        begun = self.host.get(thread, 0.0)
-        launched = self.host[thread] = begun + launch_seconds(instruction.action, self.costs)
+        begun, launched = self.issued(place[0], instruction)
         start = max([begun, self.free.get(launch.lane, 0.0), *(self.ends[before] for before in launch.waits)])
         seconds = self.seconds(instruction, launch.lane)
         end = self.free[launch.lane] = self.ends[place] = max(start + seconds, launched)
@@ -82,6 +80,15 @@ class _LaunchRun:
         if source == HOST:
             return Span(target, "from host", str(instruction.writes[0].value), start, end) if seconds else None
         return Span(source, f"to {target}", str(instruction.reads[0].value), start, end) if seconds else None
+
+    def issued(self, device: int, instruction: Instruction) -> tuple[float, float]:
+        """Return when the host begins and ends the launch of an instruction."""
+        if self.costs.hosts is Hosts.STEP:
+            return 0.0, max(self.costs.launch) if instruction.op is Op.COMPUTE else 0.0
+        thread = 0 if self.costs.hosts is Hosts.ONE else device
+        begun = self.host.get(thread, 0.0)
+        self.host[thread] = begun + launch_seconds(instruction.action, self.costs)
+        return begun, self.host[thread]
 
     def seconds(self, instruction: Instruction, lane: Lane) -> float:
         """Return the seconds of an instruction; outputs take none on their way to the host."""

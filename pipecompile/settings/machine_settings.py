@@ -206,14 +206,17 @@ def resolve_partitions(devices: Any) -> tuple[CardPartition, ...]:
     return tuple(parts)
 
 
-def check_graphs(partitions: Sequence[CardPartition], *, cuda_graphs: bool) -> None:
-    """Raise InputError for CUDA graphs on partitions."""
+def check_graphs(partitions: Sequence[CardPartition], *, cuda_graphs: bool | str, dispatch: str) -> None:
+    """Raise InputError for CUDA graphs on partitions, and for a graph of the whole step together with threads."""
     if partitions and cuda_graphs:
         what, why = (
-            "cuda_graphs=True is given together with partitions of a card",
+            f"cuda_graphs={cuda_graphs!r} is given together with partitions of a card",
             "a graph is captured on all its multiprocessors",
         )
         raise InputError(what, why=why, hint="cuda_graphs=False")
+    if cuda_graphs == "step" and dispatch == "threads":
+        what, why = f"{cuda_graphs=} is given together with {dispatch=}", "one thread launches a whole step"
+        raise InputError(what, why=why, hint='dispatch="inline", or cuda_graphs=True')
 
 
 def _device(place: int, device: Any) -> torch.device:

@@ -96,6 +96,13 @@ def _backend(name: str, value: Any) -> bool | str:
     return value if isinstance(value, str) else flag(name, value)
 
 
+def _graphs(name: str, value: Any) -> bool | str:
+    """Return a bool, or "step"."""
+    if isinstance(value, str) and value != "step":
+        raise refusal(name, value, 'True, False, nor "step"', hint=f'{name}="step"')
+    return value if isinstance(value, str) else flag(name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Group):
     """Schedule, recomputation, offloading, dispatch, sums of gradients, passes, compilation of stages, number of recordings, and initial values of a model on meta."""
@@ -108,7 +115,7 @@ class RunSettings(Group):
     dispatch: Annotated[str, choice("auto", "inline", "threads")]
     gradient_sums: Annotated[Sums, choice("eager", "device")]
     compile_stages: Annotated[bool | str, _backend]
-    cuda_graphs: Annotated[bool, flag]
+    cuda_graphs: Annotated[bool | str, _graphs]
     check: Annotated[bool | str, _check]
     cache_size: Annotated[int, whole_number(16)]
     progress: Annotated[bool, flag]

@@ -36,10 +36,13 @@ class Engines(Enum):
 
 
 class Hosts(Enum):
-    """Threads that launch: `ONE` for all devices, as `dispatch="inline"`, or one per `DEVICE`, as `dispatch="threads"` and ranks."""
+    """Threads that launch: `ONE` for all devices, as `dispatch="inline"`, or one per `DEVICE`, as `dispatch="threads"` and ranks. With
+    `STEP`, one launch starts all of the step, as `cuda_graphs="step"`; it takes the time of the longest launch of an F.
+    """
 
     ONE = "one"
     DEVICE = "device"
+    STEP = "step"
 
 
 class CostOptions(ShardingOptions, total=False):
@@ -182,7 +185,8 @@ def make_costs(
     """
     stages = partial(_of_stages, n_stages)
     known_names("the cost", others, CostOptions.__annotations__)
-    _check_names(engines=(engines, "pair"), hosts=(hosts, "one"))
+    _check_name("engines", engines, Engines)
+    _check_name("hosts", hosts, Hosts)
     saved = stages("saved_bytes", saved_bytes)
     seconds = _seconds(n_stages, forward, input_grad, weight_grad, backward, recompute)
     return Costs(
@@ -235,10 +239,10 @@ def _seconds(
     }
 
 
-def _check_names(**names: tuple[str, str]) -> None:
-    for option, (value, other) in names.items():
-        if not isinstance(value, str) or value not in (other, "device"):
-            raise InputError(f"{option}={shown(value)} is not known", hint=f"{other!r} or 'device'")
+def _check_name(option: str, value: object, kind: type[Enum]) -> None:
+    known = [one.value for one in kind]
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"{option}={shown(value)} is not known", hint=" or ".join(map(repr, known)))
 
 
 def _shared_streams(streams: Sequence[int] | None, n_devices: int) -> tuple[int, ...]:

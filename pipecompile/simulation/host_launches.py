@@ -33,6 +33,8 @@ def issue_times(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> 
     """Return the begin and the end of each task's launch, per task; an empty list if launching takes no time."""
     if not any(costs.launch):
         return []
+    if costs.hosts is Hosts.STEP:
+        return [(0.0, max(costs.launch))] * len(tasks.actions)
     seconds = [launch_seconds(action, costs) for action in tasks.actions]
     if costs.hosts is Hosts.DEVICE:
         return [time for row in tasks.rows for time in _in_order(row, seconds).values()]
@@ -45,6 +47,8 @@ def input_posts(subject: Schedule | Program, tasks: TaskGraph, costs: Costs) -> 
     """Return the second at which the host launches the copy of each input, by its message; nothing if no copy or no launch takes time."""
     if not tasks.issued or not any(tasks.inputs):
         return {}
+    if costs.hosts is Hosts.STEP:
+        return {message: 0.0 for own in tasks.inputs for message in own}
     if isinstance(subject, Program):
         return _posts_of_program(subject, tasks, costs)
     first_reader: dict[int, int] = {}

@@ -55,8 +55,8 @@ def simulate(
     `host_bandwidth` in bytes/s (default infinite). They run beside the device, one at a time, up to three inputs ahead of it.
 
     Seconds of the host per stage: `launch`, to launch an F, R, I or W on a device that works beside the host (default 0; a B takes
-    twice as long). One thread launches for all devices, or with `hosts="device"` one per device. `streams`: per device the number
-    of its stream. Devices on one stream compute one after another, as one thread launches them (default: a stream per device).
+    twice as long). One thread launches for all devices, or with `hosts="device"` one per device; with `hosts="step"` one launch, as long
+    as the longest of an F, starts the whole step, as `cuda_graphs="step"` does. `streams`: per device the number of its stream. Devices on one stream compute one after another, as one thread launches them (default: a stream per device).
 
     Seconds per stage of a copy of what its forward saved to the host by OFFLOAD, or back by RELOAD: `offload` (default 0). It runs
     beside the device, one copy in each direction at a time.

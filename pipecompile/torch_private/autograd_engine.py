@@ -21,6 +21,7 @@ __all__ = [
     "hooks_of_tensor",
     "hooks_registered",
     "input_metadata",
+    "is_accumulation_held",
     "other_users",
     "raw_saved_names",
     "saved_tensor_hooks",
@@ -81,6 +82,20 @@ sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
 def gradient_hook_tables(tensor: torch.Tensor) -> list[dict[int, Any]]:
     """Return the tables of hooks that run when a tensor gets its gradient, and when that is accumulated. 2.11."""
     return [table for table in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks) if table]
+
+
+def is_accumulation_held(leaf: torch.Tensor) -> bool:
+    """Return whether something keeps the node that adds to `.grad` of a leaf: a graph, or who registered a hook on it. 2.11.
+
+    Autograd makes the node anew when nothing does. Then what is noted on it is lost.
+    """
+    with torch.enable_grad():
+        _accumulation(leaf).metadata[is_accumulation_held] = True
+        return is_accumulation_held in _accumulation(leaf).metadata
+
+
+def _accumulation(leaf: torch.Tensor) -> Any:
+    return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node

@@ -6,7 +6,7 @@ import pytest
 
 import pipecompile as pc
 from pipecompile.errors import InputError
-from pipecompile.ir import chain
+from pipecompile.ir import HOST, Route, chain
 from pipecompile.passes import lower
 from pipecompile.simulation.costs import make_costs
 from pipecompile.simulation.from_schedule import tasks_of_schedule
@@ -81,3 +81,27 @@ def test_a_walk_with_hosts_can_be_repeated() -> None:
     again = walk_with_hosts(schedule, tasks, costs)
     assert first.end == again.end
     assert first.makespan == pc.simulate(schedule, launch=0.8, streams=[0, 0]).makespan
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved"])
+def test_a_step_in_one_launch(name: str) -> None:
+    """One launch of the longest time, whatever the number of cells; what is launched is what is predicted."""
+    schedule = pc.build_schedule(name, 4, 8, n_devices=2 if name == "interleaved" else 4)
+    inputs = [Route("x", HOST, (0,), 1.0, gradient=False)]
+    program = lower(schedule, (*chain(4), *inputs), overlap=True)
+    costs = {"transfer": 0.1, "host_latency": 0.3}
+    free = pc.simulate(program, **costs).makespan
+    for launch in ([0.1, 0.2, 0.3, 0.2], 0.9):
+        whole = pc.simulate(program, **costs, launch=launch, hosts="step")
+        assert whole.makespan == pytest.approx(free)  # shorter than the first cell with its copy
+        assert pc.simulate_launches(program, **costs, launch=launch, hosts="step").makespan == pytest.approx(free)
+    assert pc.simulate(program, **costs, launch=0.9).makespan > free + 1
+    late = pc.simulate(program, **costs, launch=1000.0, hosts="step").makespan
+    assert late == pytest.approx(pc.simulate_launches(program, **costs, launch=1000.0, hosts="step").makespan)
+    assert late >= 1000.0
+
+
+def test_no_search_bound_counts_the_cells_of_a_step_in_one_launch() -> None:
+    found = pc.auto_schedule(2, 4, launch=5.0, hosts="step")
+    assert pc.simulate(found, launch=5.0, hosts="step").makespan >= found.certificate.bound - 1e-9  # type: ignore[union-attr]
+    assert pc.simulate(found, launch=5.0, hosts="step").makespan < pc.simulate(found, launch=5.0).makespan / 4

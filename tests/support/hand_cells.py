@@ -36,7 +36,7 @@ class PlainCode:
     def refresh(self) -> None:
         self.refreshes += 1
 
-    def for_slot(self, _slot: int | None) -> Callable[..., Sequence[Any]]:
+    def for_slot(self, _slot: int | None, **_: bool) -> Callable[..., Sequence[Any]]:
         return self.function
 
 

@@ -53,7 +53,7 @@ class StageCode:
             is_plain = not (has_global_hook or any(hook_tables_of(layer)) or is_compiled(layer))
             attributes[name] = layer.forward if is_plain else layer
 
-    def for_slot(self, slot: int | None) -> Callable[..., Any]:  # noqa: ARG002 one function serves all slots
+    def for_slot(self, slot: int | None, *, stays: bool = True) -> Callable[..., Any]:  # noqa: ARG002 one function serves all slots
         """Return the function."""
         return self.run
 
@@ -100,7 +100,7 @@ class LossCode:
         """Refresh the stage."""
         self.stage.refresh()
 
-    def for_slot(self, slot: int | None) -> Function:  # noqa: ARG002 one function serves all slots
+    def for_slot(self, slot: int | None, *, stays: bool = True) -> Function:  # noqa: ARG002 one function serves all slots
         """Return the function."""
         return self.function
 

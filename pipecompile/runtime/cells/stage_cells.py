@@ -24,8 +24,11 @@ class CellCode(Protocol):
     def refresh(self) -> None:
         """Take note of hooks and weights that changed. Called before each run of the program."""
 
-    def for_slot(self, slot: int | None) -> Function:
-        """Return the function for micro-batches whose state is kept in `slot`; None if no state is kept."""
+    def for_slot(self, slot: int | None, *, stays: bool = True) -> Function:
+        """Return the function for micro-batches whose state is kept in `slot`; None if no state is kept.
+
+        `stays`: it is there until the backward, and not copied to the host meanwhile.
+        """
 
 
 @dataclass(frozen=True, slots=True)

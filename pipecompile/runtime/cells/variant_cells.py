@@ -98,9 +98,9 @@ class PortedCode:
         """Refresh the code."""
         self.code.refresh()
 
-    def for_slot(self, slot: int | None) -> Function:
+    def for_slot(self, slot: int | None, *, stays: bool = True) -> Function:
         """Return the function of the code for `slot`, with these inputs and outputs."""
-        function = self.code.for_slot(slot)
+        function = self.code.for_slot(slot, stays=stays)
 
         def ported(*values: Any) -> Sequence[Any]:
             results = function(*[values[place] for place in self.takes], *values[self.width :])

@@ -29,7 +29,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import hooks_of_tensor
 from pipecompile.torch_private.storages import foreach_copy
 
-__all__ = ["CapturedBackward", "CapturedStage", "summary_of"]
+__all__ = ["CapturedBackward", "CapturedStage", "static_copy", "summary_of", "uncached_autocast", "write_static"]
 
 
 class CapturedStage:
@@ -55,10 +55,10 @@ class CapturedStage:
         sums: WeightGradients | None = None,
     ) -> None:
         self.capture, self.refuse, self.generation = capture, refuse, 0
-        own = [_static(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        own = [static_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.inputs = [leaf for leaf in own if isinstance(leaf, torch.Tensor)]
         self.aliases, self.sums = aliases or WeightAliases(), sums or WeightGradients()
-        with _uncached_autocast(), self.aliases.in_place():
+        with uncached_autocast(), self.aliases.in_place():
             result, self.replay = capture.capture(lambda: run(*pytree.tree_unflatten(own, spec)))
         self.output_leaves, self.output_spec = pytree.tree_flatten(result)
         self.outputs = [leaf for leaf in self.output_leaves if isinstance(leaf, torch.Tensor)]
@@ -89,7 +89,7 @@ class CapturedStage:
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Replay F on these inputs."""
-        _write(self.inputs, inputs)
+        write_static(self.inputs, inputs)
         self.generation += 1
         self.replay()
         return [output.detach().clone() for output in self.outputs]
@@ -146,7 +146,7 @@ class CapturedBackward:
 
     def __init__(self, stage: CapturedStage, which: tuple[bool, ...], gradients: Sequence[torch.Tensor]) -> None:
         self.stage, self.which = stage, which
-        self.output_gradients = [_static(gradient) for gradient in gradients]
+        self.output_gradients = [static_copy(gradient) for gradient in gradients]
         self.results: dict[bool, tuple[torch.Tensor | None, ...]] = {}
         self.replays: dict[bool, Callable[[], None]] = {}
         self._summed: tuple[int, ...] = ()
@@ -160,7 +160,7 @@ class CapturedBackward:
         """
         for adds in (False, True):
             if not adds or self._summed:
-                with _uncached_autocast():
+                with uncached_autocast():
                     captured = self.stage.capture.capture(partial(self._gradients, adds=adds))
                 self.results[adds], self.replays[adds] = captured
 
@@ -178,7 +178,7 @@ class CapturedBackward:
 
     def run(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         """Replay B for these gradients of the outputs. Return the gradients that autograd is to add."""
-        _write(self.output_gradients, gradients)
+        write_static(self.output_gradients, gradients)
         stage, used = self.stage, False
 
         def replay_of(adds: bool) -> Callable[[], None]:
@@ -235,17 +235,17 @@ def _released(tensor: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tens
     return gradient if gradient is None or is_added else gradient.clone()
 
 
-def _static(tensor: torch.Tensor) -> torch.Tensor:
+def static_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _write(static: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+def write_static(static: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Copy through `.data`, which leaves version counters alone: autograd saved these tensors and must find the new values."""
     if static:
         foreach_copy([tensor.data for tensor in static], list(values))
 
 
-class _uncached_autocast:  # noqa: N801 used as a context, as a function is
+class uncached_autocast:  # noqa: N801 used as a context, as a function is
     """Context in which autocast casts weights within the graph, instead of using casts from outside."""
 
     def __enter__(self) -> None:

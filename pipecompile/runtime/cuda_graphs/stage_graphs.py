@@ -33,7 +33,7 @@ from pipecompile.torch_private.modules import has_any_global_hook, is_hooked
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["StageGraphs", "with_cuda_graphs"]
+__all__ = ["MAX_RECAPTURES", "MAX_SIGNATURES", "StageGraphs", "leaf_signature", "with_cuda_graphs"]
 
 MAX_SIGNATURES = 4
 """Signatures of inputs that a stage is captured for. Each takes memory; most stages have 1, or 2 where batches are uneven."""
@@ -58,7 +58,7 @@ class StageGraphs:
 
     _first_run    signature ──► run in which it was seen first: that run rehearses, the next captures
     _captured     (slot, signature) ──► graphs
-    _memory       (address, requires_grad) of weights and buffers; graphs contain the addresses
+    memory        (address, requires_grad) of weights and buffers; graphs contain the addresses
     _sums         gradients of weights, added inside the graphs of all slots
     _shared       ids of the weights that other stages use, too: another thread may run with them during a capture
     """
@@ -74,8 +74,8 @@ class StageGraphs:
         self.cell, self.stage, self.device, self.new_capture = cell, stage, device, make
         self.uncaptured, self._shared = cell.code.for_slot(None), shared
         self.reason: str | None = None
-        self._runs, self._has_hooks, self._is_full = 0, False, False
-        self._recaptures, self._memory = 0, list[tuple[int, bool]]()
+        self._runs, self.has_hooks, self._is_full = 0, False, False
+        self._recaptures, self.memory = 0, list[tuple[int, bool]]()
         self._sums = WeightGradients()
         self._first_run: dict[Any, int] = {}
         self._captured: dict[tuple[int | None, Any], CapturedStage] = {}
@@ -86,30 +86,34 @@ class StageGraphs:
     def refresh(self) -> None:
         """Before a run, drop the graphs if weights or buffers moved, and suspend replays if hooks would be passed over."""
         self.cell.code.refresh()
+        had_hooks, self.has_hooks = self.has_hooks, _has_hooks(self._layers)
+        tensors = (*self.stage.module.parameters(), *self.stage.module.buffers())
+        before, self.memory = self.memory, [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors]
         if self.reason is not None:
             return
         self._runs += 1
-        tensors = (*self.stage.module.parameters(), *self.stage.module.buffers())
-        memory = [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors]
-        if memory != self._memory:
-            self._memory = memory
+        if before != self.memory:
             self._recaptures += bool(self._captured)
             self._captured.clear()
             self._sums = WeightGradients()
             if self._recaptures > MAX_RECAPTURES:
                 self._refuse("its weights are in other memory again and again")
-        if (has_hooks := _has_hooks(self._layers)) and not self._has_hooks:
+        if self.has_hooks and not had_hooks:
             self._warn("runs without CUDA graphs as long as there are hooks on its layers, or on what autograd saves")
-        self._has_hooks = has_hooks
 
-    def for_slot(self, slot: int | None) -> Function:
-        """Return the function for micro-batches in this slot; None for those whose state is not kept."""
+    def for_slot(self, slot: int | None, *, stays: bool = True) -> Function:
+        """Return the function for micro-batches in this slot; None for those whose state is not kept.
+
+        Refuse graphs if what a forward saves does not stay in the slot: a graph has it in memory of its own.
+        """
+        if not stays and self.reason is None:
+            self._refuse("what its forwards save is copied to the host")
 
         def run(*values: Any) -> Sequence[Any]:
-            if self.reason is not None or self._has_hooks:
+            if self.reason is not None or self.has_hooks:
                 return self.uncaptured(*values)
             leaves, spec = pytree.tree_flatten(values)
-            leaf_signatures = [_leaf_signature(leaf, self.device) for leaf in leaves]
+            leaf_signatures = [leaf_signature(leaf, self.device) for leaf in leaves]
             signature = (spec, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *leaf_signatures)
             if None in leaf_signatures:
                 kind = type(leaves[leaf_signatures.index(None)]).__name__
@@ -160,7 +164,7 @@ class StageGraphs:
         warn(f"stage {self.stage.index} {what}", RecordingWarning)
 
 
-def _leaf_signature(leaf: Any, device: torch.device) -> Any:
+def leaf_signature(leaf: Any, device: torch.device) -> Any:
     """Return what a graph depends on; None for a leaf that is neither copied into static memory nor a plain value."""
     if isinstance(leaf, torch.Tensor):
         is_plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided

@@ -16,7 +16,7 @@ import torch
 
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables, other_users
 
-__all__ = ["WeightGradients"]
+__all__ = ["WeightGradients", "is_held", "is_sum"]
 
 
 class WeightGradients:
@@ -43,11 +43,11 @@ class WeightGradients:
             return []
         sums = [self.sum_of(weight) for weight in weights]
         has_hooks = any(gradient_hook_tables(weight) for weight in weights)
-        if not has_hooks and all(_is_sum(weight, total) for weight, total in zip(weights, sums, strict=True)):
+        if not has_hooks and all(is_sum(weight, total) for weight, total in zip(weights, sums, strict=True)):
             replay_of(True)()
             return [None] * len(weights)
         kept = [
-            total.clone() if _is_sum(weight, total) or _is_held(total) else None
+            total.clone() if is_sum(weight, total) or is_held(total) else None
             for weight, total in zip(weights, sums, strict=True)
         ]
         replay_of(False)()
@@ -69,13 +69,13 @@ def _added(weight: torch.Tensor, total: torch.Tensor, kept: torch.Tensor | None)
     return None
 
 
-def _is_sum(weight: torch.Tensor, total: torch.Tensor) -> bool:
+def is_sum(weight: torch.Tensor, total: torch.Tensor) -> bool:
     """Return whether `.grad` of a weight is its sum."""
     gradient = weight.grad
     is_plain = gradient is not None and gradient.layout is torch.strided
     return bool(is_plain and gradient.data_ptr() == total.data_ptr() and gradient.stride() == total.stride())  # type: ignore[union-attr]
 
 
-def _is_held(total: Any) -> bool:
+def is_held(total: Any) -> bool:
     """Return whether another tensor lives in the memory of a sum."""
     return other_users(total) > 0

@@ -24,7 +24,7 @@ def host_lower_bound(workload: Workload, n_microbatches: int, costs: Costs, *, r
     by_thread, by_stream = dict[int, float](), dict[int, float]()
     cell = least_seconds(workload)
     for s, device in enumerate(workload.placement):
-        if any(costs.launch):
+        if any(costs.launch) and costs.hosts is not Hosts.STEP:
             thread = device if costs.hosts is Hosts.DEVICE else 0
             launches = 3 + again[s]  # F, I, W and perhaps R; B launches as much as I and W
             by_thread[thread] = by_thread.get(thread, 0.0) + launches * costs.launch[s]

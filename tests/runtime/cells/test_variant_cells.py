@@ -24,7 +24,7 @@ class Code:
     def refresh(self) -> None:
         self.refreshed += 1
 
-    def for_slot(self, slot: int | None) -> Any:
+    def for_slot(self, slot: int | None, **_: bool) -> Any:
         return lambda *values: (sum(values) + (slot or 0),)
 
 
