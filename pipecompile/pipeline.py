@@ -134,11 +134,9 @@ class Pipeline(ModelProxy):
         """
         return ValidationLoop(self, self._options, self._listed.samples_of).run(batches, metric)
 
-    def _run(
-        self, executable: Executable, specialization: Specialization, batch: MiniBatch, arrivals: dict[Any, Any]
-    ) -> Frame:
+    def _run(self, executable: Executable, found: Specialization, batch: MiniBatch, arrivals: dict[Any, Any]) -> Frame:
         """Check the recording if that is due. Run the program of a step in this thread or a thread per device; return its frame."""
-        self._cache.check(specialization, batch, arrivals)
+        self._cache.check(found, batch, arrivals)
         threaded = self._dispatcher.is_threaded(is_ordered=executable.is_ordered)
         frame = executable.frame(batch.sizes, arrivals, threaded=threaded)
         executable.run(executable.code(threaded=threaded), frame, self._dispatcher.workers(threaded=threaded))
@@ -275,6 +273,7 @@ class Pipeline(ModelProxy):
             optimizer_state=self._options.optimizer_state,
             memory_limit=self._options.memory_limit,
             samples=self._samples,
+            is_one_graph=self._options.cuda_graphs == "step",
         )
 
     def __str__(self) -> str:

@@ -172,7 +172,10 @@ REFUSED: dict[str, list[Bad]] = {
     "across_batch": [Bad("all", "is not known"), Bad("exact", 'schedule="gpipe"', error=pc.ScheduleError)],
     "has_aux": [*NO_FLAG, Bad(True, "without a loss_fn", beside=(("loss_fn", None),))],
     "compile_stages": [*[Bad(value, "True or False") for value in (1, None, X, ["eager"])], Bad("inductr", "inductor")],
-    "cuda_graphs": NO_FLAG,
+    "cuda_graphs": [
+        *[Bad(value, "True or False") for value in (1, None, X)], Bad("steps", 'nor "step"'),
+        Bad("step", "one thread launches a whole step", beside=(("dispatch", "threads"),)),
+    ],
     "check": [
         *[Bad(value, "every:N") for value in ("every", "every:", "every:0", "every:-1", "every:2.5", "always")],
         *[Bad(value, "True or False") for value in (1, None, X, ["every:2"])],

@@ -64,8 +64,9 @@ def test_parameters_move_in_place_and_call_returns_to_autograd() -> None:
     torch.testing.assert_close(before[0].grad, next(eager.parameters()).grad, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("cuda_graphs", [True, "step"])
 @pytest.mark.parametrize("options", [{}, {"checkpoint": "except_last"}, {"schedule": "gpipe"}], ids=str)
-def test_cuda_graphs_have_the_numbers_of_stages_as_they_are(options: dict[str, Any]) -> None:
+def test_cuda_graphs_have_the_numbers_of_stages_as_they_are(options: dict[str, Any], cuda_graphs: bool | str) -> None:
     torch.manual_seed(0)
     layers = [
         nn.Linear(64, 64),
@@ -79,9 +80,9 @@ def test_cuda_graphs_have_the_numbers_of_stages_as_they_are(options: dict[str, A
     graphed = nn.Sequential(*layers).cuda()
     plain, x, target = copy.deepcopy(graphed), torch.randn(32, 64).cuda(), torch.randint(0, 4, (32,)).cuda()
     found = []
-    for model, cuda_graphs in ((graphed, True), (plain, False)):
+    for model, graphs in ((graphed, cuda_graphs), (plain, False)):
         how = {"devices": ["cuda:0"] * 2, "cost": "analytic", "batch_norm": "each", **options}
-        pipe = pc.compile(model, 2, n_microbatches=4, loss_fn=F.cross_entropy, cuda_graphs=cuda_graphs, **how)
+        pipe = pc.compile(model, 2, n_microbatches=4, loss_fn=F.cross_entropy, cuda_graphs=graphs, **how)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         torch.manual_seed(1)
         losses = []
@@ -92,6 +93,28 @@ def test_cuda_graphs_have_the_numbers_of_stages_as_they_are(options: dict[str, A
         found.append([*losses, *model.parameters(), *model.buffers()])
     for mine, other in zip(*found, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def test_a_step_is_one_graph_and_adds_to_gradients_as_eager_does() -> None:
+    """From the second step on one launch; inputs of other values and sizes, gradients kept and added to, in all schedules that split."""
+    for schedule in ("1f1b", "zb-h1", "gpipe"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4)).cuda()
+        eager = copy.deepcopy(model)
+        options = {"devices": ["cuda:0"] * 2, "loss_fn": F.cross_entropy, "cost": "analytic", "schedule": schedule}
+        pipe = pc.compile(model, 2, n_microbatches=4, cuda_graphs="step", **options)
+        for step in range(5):
+            x, target = torch.randn(32, 64), torch.randint(0, 4, (32,))
+            pipe.step(x, target=target)
+            for part, wanted in zip(x.cuda().split(8), target.cuda().split(8), strict=True):
+                (F.cross_entropy(eager(part), wanted) / 4).backward()
+            for mine, other in zip(model.parameters(), eager.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-6)
+            if step == 2:
+                model.zero_grad(), eager.zero_grad()
+        (executable,) = pipe._cache.latest.executables.values()
+        assert executable.step_graphs is not None
+        assert executable.step_graphs.reason is None
 
 
 def test_a_loss_that_waits_is_not_captured_and_harms_nothing() -> None:

@@ -47,7 +47,7 @@ class Inspection:
     """Everything about a compiled pipeline that can be looked at. `title` is the name of the model's class, `dispatch` that of the last step.
 
     `optimizer_state` is the number of tensors that the optimizer keeps per parameter, `memory_limit` bytes per device,
-    `samples` the samples of the last step, None without a batch dimension.
+    `samples` the samples of the last step, None without a batch dimension. `is_one_graph`: the step is captured as one CUDA graph.
     """
 
     title: str
@@ -66,6 +66,7 @@ class Inspection:
     optimizer_state: int = 0
     memory_limit: float | tuple[float, ...] | None = None
     samples: int | None = None
+    is_one_graph: bool = False
 
     @property
     def costs(self) -> CostOptions:
@@ -177,8 +178,9 @@ class Inspection:
 
     def _memory(self, predicted: Timeline) -> MemoryFigures:
         """Return the bytes of each device by kind at the peak of the predicted step, and the limits."""
-        from pipecompile.driver.memory_by_kind import memory_by_kind
+        from pipecompile.driver.memory_by_kind import memory_by_kind, with_step_graph
 
         limit = self.memory_limit
         limits = () if limit is None else limit if isinstance(limit, tuple) else (limit,) * len(self.plan.devices)
-        return MemoryFigures(memory_by_kind(self.graph, self.plan, predicted.peak_memory, self.optimizer_state), limits)
+        kinds = memory_by_kind(self.graph, self.plan, predicted.peak_memory, self.optimizer_state)
+        return MemoryFigures(with_step_graph(kinds, self.program) if self.is_one_graph else kinds, limits)

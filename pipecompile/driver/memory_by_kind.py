@@ -5,6 +5,7 @@ gradients     of those that are trained
 optimizer     as many copies of these as the optimizer keeps
 buffers       what a module holds beside parameters
 activations   the highest point of the device's curve in the simulation
+graph         what a CUDA graph of the whole step holds beside these: inputs, targets and loss weights of all micro-batches, and gradients once more
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from torch import nn
 
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
+from pipecompile.ir import HOST, Op, Program
 from pipecompile.ir.plan import Plan
 from pipecompile.torch_private.storages import footprint
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["memory_by_kind"]
+__all__ = ["memory_by_kind", "with_step_graph"]
 
 
 def memory_by_kind(
     graph: TracedGraph, plan: Plan, activations: Sequence[float], optimizer_state: int
 ) -> dict[str, list[float]]:
-    """Return kind -> bytes of each device, in the order of the table above.
+    """Return kind -> bytes of each device, in the order of the table above, without the last.
 
     `activations` are bytes per device. `optimizer_state` is the number of tensors that the optimizer keeps per parameter.
     """
@@ -44,6 +46,16 @@ def memory_by_kind(
         "buffers": buffers,
         "activations": [*activations, *[0.0] * len(held)][: len(held)],
     }
+
+
+def with_step_graph(kinds: dict[str, list[float]], program: Program) -> dict[str, list[float]]:
+    """Return the kinds with that of the graph of a whole step."""
+    sizes = {route.value: route.nbytes for route in program.routes}
+    arriving = [
+        sum(sizes.get(one.writes[0].value.name, 0.0) for one in row if one.op is Op.RECV and one.peer == HOST)
+        for row in program.rows
+    ]
+    return {**kinds, "graph": [sum(pair) for pair in zip(arriving, kinds["gradients"], strict=True)]}
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> float:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
-from pipecompile.driver.memory_by_kind import memory_by_kind
+from pipecompile.driver.memory_by_kind import memory_by_kind, with_step_graph
+from pipecompile.driver.programs import step_executable
+from pipecompile.ir import HOST
 from tests.support.compilations import specialized
 
 
@@ -40,3 +43,12 @@ def test_two_stages_of_a_device_share_a_tied_weight() -> None:
     assert kinds["activations"] == [0.0, 0.0]
     one = specialized(model, n_stages=4, schedule="interleaved", devices=["cpu"])
     assert memory_by_kind(one.graph, one.plan, (), 0)["parameters"] == [3 * 64.0]
+
+
+def test_a_graph_of_the_step_holds_inputs_and_gradients_once_more() -> None:
+    compiled = specialized(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), loss_fn=torch.Tensor.mean)
+    program = step_executable(compiled, 3, with_target=False).program
+    kinds = with_step_graph(memory_by_kind(compiled.graph, compiled.plan, (), 0), program)
+    (x,) = [route for route in program.routes if route.source == HOST and not route.gradient]
+    assert kinds["graph"][0] == 3 * x.nbytes + 4 * 20
+    assert kinds["graph"][1] >= 4 * 20

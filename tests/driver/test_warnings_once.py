@@ -110,6 +110,8 @@ def test_cuda_graphs_without_a_gpu_and_with_a_split_backward() -> None:
     assert "a CUDA graph computes all its gradients at once" in split
     assert split.endswith("cuda_graphs=False")
     assert none == "cuda_graphs=True: there are no graphs on cpu, whose stages run as they are"
+    (none,) = given(lambda: WarningsOnce().check_options(options_of(schedule="zb-h1", cuda_graphs="step")))
+    assert none == "cuda_graphs='step': there are no graphs on cpu, whose stages run as they are"
 
 
 def test_more_micro_batches_than_samples_is_a_warning_about_the_first_mini_batch() -> None:
