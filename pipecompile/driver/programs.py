@@ -162,7 +162,7 @@ def _bind(specialization: Specialization, program: Program, cells: Sequence[Cell
     is_one = specialization.options.cuda_graphs == "step" and is_graphed
     binding = ProgramBinding(
         program, cells, devices, specialization.graph, mirrors, norms, peaks, specialization.options.partitions,
-        StepGraphs(program, cells, devices) if is_one else None,
+        StepGraphs(program, cells, devices, peaks) if is_one else None,
     )  # fmt: skip
     return specialization.executable(binding)
 

@@ -17,6 +17,7 @@ import torch
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.ir import Kind, Program
+from pipecompile.ir.units import BYTES, written
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cuda_graphs.capture import GraphCapture
 from pipecompile.runtime.cuda_graphs.captured_step import CapturedStep, UncapturableError, run_in_order
@@ -25,7 +26,9 @@ from pipecompile.runtime.cuda_graphs.static_arrivals import Arrivals
 from pipecompile.runtime.cuda_graphs.step_code import StepCode
 from pipecompile.runtime.cuda_graphs.step_gradients import StepGradients
 from pipecompile.runtime.registers import Frame
+from pipecompile.runtime.run_errors import Peaks
 from pipecompile.runtime.transport import Upload
+from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.autograd_engine import (
     gradient_hook_tables,
     hooks_registered,
@@ -46,7 +49,10 @@ class StepGraphs:
     _hook_count   number of hooks that had been registered when there was none on a weight
     """
 
-    def __init__(self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self, program: Program, cells: Sequence[Cell], devices: Sequence[torch.device], peaks: Peaks | None = None
+    ) -> None:
+        self.peaks = peaks
         self.stages = [cell.code for cell in cells if isinstance(cell.code, StageGraphs)]
         self.is_split = any(one.action and one.action.kind is Kind.INPUT_GRAD for row in program.rows for one in row)
         self.reason: str | None = None
@@ -56,7 +62,7 @@ class StepGraphs:
             self._refuse(reason)
             return
         plain = [replace(cell, code=stage.cell.code) for cell, stage in zip(cells, self.stages, strict=True)]
-        self.code, self.upload = StepCode(program, plain, devices), Upload(devices[0])
+        self.device, self.code, self.upload = devices[0], StepCode(program, plain, devices), Upload(devices[0])
         self._forget()
 
     def _forget(self) -> None:
@@ -137,6 +143,8 @@ class StepGraphs:
         """Capture the step unless it is, and replay it. Return False, with nothing done, if it cannot be captured."""
         try:
             if signature not in self._captured:
+                if is_accelerator(self.device):
+                    torch.accelerator.empty_cache()  # of the rehearsal: a capture cannot free what torch keeps
                 uploaded = replace(given, tensors=tensors)
                 leaves = self._rehearsed[signature]
                 self._captured[signature] = CapturedStep(
@@ -144,8 +152,15 @@ class StepGraphs:
                 )
             self._captured[signature].run(frame, tensors)
         except UncapturableError as error:
-            self._refuse(str(error))
+            self._refuse(f"{error}{self._prediction(error)}")
         return self.reason is None
+
+    def _prediction(self, error: UncapturableError) -> str:
+        """Return the bytes that were predicted for the graph, if memory was what it lacked."""
+        cause = getattr(error.__cause__, "error", error.__cause__)
+        if self.peaks is None or not isinstance(cause, torch.OutOfMemoryError):
+            return ""
+        return f". The graph was predicted to hold {written(BYTES, sum(self.peaks()))} with the parameters"
 
     def _new_capture(self) -> GraphCapture:
         """Return the capture of all graphs that live now, which share its memory pool."""

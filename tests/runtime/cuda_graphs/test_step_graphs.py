@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pipecompile as pc
-from pipecompile.runtime.cuda_graphs import captured_step
+from pipecompile import compiling
+from pipecompile.runtime.cuda_graphs import captured_step, step_graphs
 from pipecompile.runtime.cuda_graphs.step_graphs import step_obstacle
 from tests.support.emulated_capture import EmulatedCaptures
 from tests.support.graphed_steps import both, compiled, data, equal, net, told, trained
@@ -214,6 +216,39 @@ def test_stages_on_several_devices_are_captured_one_by_one() -> None:
     assert step_obstacle(pipe.program, cells, devices[:1] * 2) is None  # type: ignore[arg-type]
     reason = step_obstacle(pipe.program, cells, devices)  # type: ignore[arg-type]
     assert reason == "its stages are on cuda:0, cuda:1, and a graph is captured on one GPU"
+
+
+def test_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_is_on_ranks", lambda *_: True)
+    monkeypatch.setattr(compiling.RankMesh, "of", lambda _: SimpleNamespace(devices=["cpu"] * 2, shards=1))
+    with pytest.raises(
+        pc.InputError, match=r'(?s)cuda_graphs="step" is given on ranks.*in the middle.*cuda_graphs=True'
+    ):
+        compiled(net(), devices=None)
+
+
+def test_a_capture_that_runs_out_of_memory_says_what_was_predicted(
+    captures: EmulatedCaptures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    graphs, plain = both(net())
+    monkeypatch.setattr(captured_step, "_require_copyable", refuse)
+    with told("out of memory. The graph was predicted to hold "):
+        mine = trained(graphs)
+    assert equal(mine, trained(plain))
+
+
+def test_memory_that_the_rehearsal_left_is_given_back_before_the_capture(
+    captures: EmulatedCaptures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a capture no memory that torch keeps for others can be freed."""
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: emptied.append(captures.captured))
+    monkeypatch.setattr(step_graphs, "is_accelerator", lambda _: True)
+    trained(compiled(net()))
+    assert emptied == [0]
 
 
 def test_threads_are_refused() -> None:
