@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from pipecompile.torch_private import autograd_engine
 from pipecompile.torch_private.autograd_engine import (
     FunctionNode,
     accumulate,
@@ -95,3 +96,14 @@ def test_other_users_of_a_memory_are_counted() -> None:
 def test_sequence_numbers_grow() -> None:
     x = torch.ones(1, requires_grad=True).sin()
     assert sequence_number(x.grad_fn) < sequence_number(x.cos().grad_fn)
+
+
+def test_whether_something_holds_the_node_that_adds_to_a_gradient() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert not autograd_engine.is_accumulation_held(weight)
+    with torch.no_grad():
+        assert not autograd_engine.is_accumulation_held(weight)
+    graph = weight * 2
+    assert autograd_engine.is_accumulation_held(weight)
+    del graph
+    assert not autograd_engine.is_accumulation_held(weight)
