@@ -44,13 +44,13 @@ _KICKS = 16
 _NEAR = 500
 """Cuts one move away that are estimated."""
 
-_VISITS = 6_000
+_VISITS = 12_000
 """Partial cuts of a small graph that each round of branch and bound visits: some hundredths of a second."""
 
 _ALIKE = 4
 """Cuts that are searched for every one that is returned: some differ by an addition from others."""
 
-_SAME_WORK = 0.02
+_SAME_WORK = 0.005
 """Difference of the work of a stage that counts, as a multiple of the mean work of a stage."""
 
 _ORDERS = 6
