@@ -44,14 +44,14 @@ _KICKS = 16
 _NEAR = 500
 """Cuts one move away that are estimated."""
 
-_VISITS = 12_000
-"""Partial cuts of a small graph that each round of branch and bound visits: some hundredths of a second."""
+_VISITS = 75_000
+"""Partial cuts of a small graph that each round of branch and bound visits, divided by the stages: some tenths of a second."""
 
 _ALIKE = 4
 """Cuts that are searched for every one that is returned: some differ by an addition from others."""
 
 _SAME_WORK = 0.005
-"""Difference of the work of a stage that counts, as a multiple of the mean work of a stage."""
+"""Difference of the seconds of a stage, or of its transfers, that counts: a multiple of the mean work of a stage."""
 
 _ORDERS = 6
 """Linear orders of a contracted graph that are cut."""
@@ -67,19 +67,17 @@ def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRange
             for each in (cut, tuple(_descend(objective, cut, ranges, share))):
                 found.setdefault(each, objective.score(each))
     _kick(objective, ranges, found)
-    add_short_cuts(objective, ranges, found, _ALIKE * most, _VISITS)
+    add_short_cuts(objective, ranges, found, _ALIKE * most, _VISITS // len(objective.placement))
     ordered = [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))]
     return list(islice(_different(objective, ordered), most))
 
 
 def _different(objective: StepObjective, cuts: Sequence[list[int]]) -> Iterator[list[int]]:
-    """Yield the cuts but for those with nearly the work of an earlier one in every stage, along the same path of stages."""
-    least, seen = _SAME_WORK * sum(objective.times) / len(objective.placement), set[tuple[object, ...]]()
+    """Yield the cuts but for those with nearly the work and the transfers of an earlier one, along the same path of stages."""
+    least, seen = _SAME_WORK * sum(objective.times) / len(objective.placement) or 1.0, set[tuple[object, ...]]()
     for cut in cuts:
-        work = [0.0] * len(objective.placement)
-        for time, stage in zip(objective.times, cut, strict=True):
-            work[stage] += time
-        kind = (*(round(each / least) if least else 0 for each in work), *sorted(stage_edges(objective.clusters, cut)))
+        work = (round(time / least) for time in objective.stage_times(cut))
+        kind = (*work, *((edge, round(delay / least)) for edge, delay in objective.edges(cut)))
         if kind not in seen:
             seen.add(kind)
             yield cut

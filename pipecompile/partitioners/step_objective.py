@@ -65,7 +65,7 @@ class StepObjective:
         """Return the estimate for a stage per cluster; infinite if a device has too little memory. O(clusters + arcs + flows)."""
         if self.machine.has_memory_limit and bottleneck(self.clusters, self.machine, assignment) == inf:
             return inf, inf
-        times, edges = self._stage_times(self.times, assignment), self._edges(assignment)
+        times, edges = self.stage_times(assignment), self.edges(assignment)
         forward = self._stage_times(self.clusters.forward, assignment)
         path = [(time + first) / 2 for time, first in zip(times, forward, strict=True)] if self.is_split else times
         n = len(times)
@@ -92,9 +92,13 @@ class StepObjective:
             ends[b] = max(ends[b], ends[a] + self.times[a])
         path = max((end + time for end, time in zip(ends, self.times, strict=True)), default=0.0)
         now, work = self.score(assignment)[0], [0.0] * (1 + max(self.placement))
-        for stage, time in enumerate(self._stage_times(self.times, assignment)):
+        for stage, time in enumerate(self.stage_times(assignment)):
             work[self.placement[stage]] += time
         return path / max(self.machine.speed) + (self.microbatches - 1) * max(work) < now * (1 - share)
+
+    def stage_times(self, assignment: Sequence[int]) -> list[float]:
+        """Return the seconds of every stage for a micro-batch, forward and back."""
+        return self._stage_times(self.times, assignment)
 
     def _stage_times(self, column: Sequence[float], assignment: Sequence[int]) -> list[float]:
         times = [0.0] * len(self.placement)
@@ -102,7 +106,7 @@ class StepObjective:
             times[stage] += time
         return [time / self.machine.speed[device] for time, device in zip(times, self.placement, strict=True)]
 
-    def _edges(self, assignment: Sequence[int]) -> list[tuple[tuple[int, int], float]]:
+    def edges(self, assignment: Sequence[int]) -> list[tuple[tuple[int, int], float]]:
         """Return the pairs of stages that depend on each other, ascending, with the seconds of their transfers both ways."""
         edges: dict[tuple[int, int], float] = {}
         for a, b in self.clusters.arcs:
