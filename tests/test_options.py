@@ -17,6 +17,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.ir import Kind
 from pipecompile.ir.candidates import Candidate, Considered
+from pipecompile.ir.plan import StageSummary
 from pipecompile.options import Options
 from pipecompile.schedules import build_schedule
 
@@ -31,8 +32,9 @@ def options(n_stages: int = 2, **keywords: Any) -> Options:
 
 
 def plan(considered: Considered | None = None) -> pc.Plan:
+    stages = tuple(StageSummary(s, "cpu", "a", "b", 1, 20, 80.0, 1.0, 2.0, 0.0, 0.0, 0, 0) for s in range(2))
     return pc.Plan(
-        "f", 2, ("cpu",) * 2, (0, 1), {}, (), (), 1.0, 1.0, "optimal", "dp", "analytic", considered=considered
+        "f", 2, ("cpu",) * 2, (0, 1), {}, (), stages, 1.0, 1.0, "optimal", "dp", "analytic", considered=considered
     )
 
 
