@@ -133,11 +133,7 @@ def _attempt(
 
 
 def _unforeseen(error: Exception) -> TraceFailure:
-    try:
-        what = described(error)
-    except Exception:
-        what = type(error).__name__
-    return TraceFailure.of(TraceError(f"cannot trace: {what}", where=raiser(error)))
+    return TraceFailure.of(TraceError(f"cannot trace: {described(error)}", where=raiser(error)))
 
 
 def _indented(text: str) -> str:

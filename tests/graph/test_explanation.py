@@ -96,7 +96,7 @@ X = torch.randn(3, 4)
         (nn.Linear(4, 4), (torch.randn(0, 4),), "PC109"),
         (nn.Linear(4, 4), ("text",), "PC108"),
         (Nasty(KeyError("who")), (X,), "PC108"),
-        (Nasty(Unprintable()), (X,), "PC199"),
+        (Nasty(Unprintable()), (X,), "PC108"),
         (nn.Module(), (X,), "PC108"),
         (Choosy(), (X,), "PC101"),
     ],
