@@ -1,4 +1,4 @@
-"""The eight commands: check, plan, simulate, run, schedule, bench, show and env."""
+"""The nine commands: check, plan, simulate, run, schedule, bench, show, hang and env."""
 
 from __future__ import annotations
 
@@ -182,6 +182,19 @@ def show(
 ) -> None:
     """Show a plan, a schedule or a program from its file. No model is needed."""
     conclude(as_json, lambda: show_report(file))
+
+
+@app.command()
+def hang(
+    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP...", help="one per rank, of torch's flight recorder")],
+    program: Annotated[Path, typer.Option(metavar="FILE", help="program.txt of pipe.dump")],
+    ranks: Annotated[str | None, typer.Option(metavar="RANK,...", help="ranks of the pipeline by device")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say at which SEND or RECV of a program its ranks hang, and which rank is the cause."""
+    from pipecompile.cli.hang_dumps import dumps_report
+
+    conclude(as_json, lambda: dumps_report(dumps, program, ranks))
 
 
 @app.command()

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipecompile.distributed.rank_mesh import RankMesh
-from pipecompile.torch_private.process_groups import gloo_backend, nccl_backend
+from pipecompile.torch_private.process_groups import gloo_backend, name_backend, nccl_backend
 
-__all__ = ["BACKENDS", "DirectLink", "Pair", "open_links"]
+__all__ = ["BACKENDS", "LINK_NAME", "DirectLink", "Pair", "open_links"]
 
 Pair = tuple[int, int]
 """The sending and the receiving pipeline device of a link."""
@@ -33,6 +33,9 @@ Backends = Callable[[Store, int, int, timedelta], Any]
 
 BACKENDS: Mapping[str, Backends] = MappingProxyType({"cuda": nccl_backend, "cpu": gloo_backend})
 """The backend of a link, by the type of the device. Gloo stands in for NCCL in the tests."""
+
+LINK_NAME = "pipecompile link {}"
+"""Name of a link in the flight recorder, by the sending and the receiving rank: 0-1."""
 
 _TIMEOUT = timedelta(days=30)
 """Timeout of a message in c10d: the thread that checks the status board ends a wait long before."""
@@ -81,6 +84,7 @@ def open_links(
         place = pair.index(ranks.index)
         ends = "-".join(str(ranks.rank_of(index)) for index in pair)
         backend = BACKENDS[device.type](PrefixStore(f"link {ends}", store), place, 2, _TIMEOUT)
+        name_backend(backend, LINK_NAME.format(ends))
         link = links[pair] = DirectLink(pair, backend, 1 - place)
         byte = torch.zeros(1, dtype=torch.uint8, device=device)
         wait(pair[1 - place], link.receive(byte) if place else link.send(byte))

@@ -19,6 +19,7 @@ __all__ = [
     "gloo_backend",
     "gloo_group",
     "has_gloo_alone",
+    "name_backend",
     "nccl_backend",
     "timeout_of",
     "without_timeout",
@@ -64,6 +65,11 @@ def has_gloo_alone(group: dist.ProcessGroup) -> bool:
     """Return whether all backends of a group are gloo. 2.11."""
     backends = (group._get_backend(device) for device in group._device_types)
     return all(isinstance(backend, dist.ProcessGroupGloo) for backend in backends)
+
+
+def name_backend(backend: Any, name: str) -> None:
+    """Set the name under which the flight recorder notes the calls of a backend that is outside of any process group. 2.11."""
+    backend._set_group_uid(name)
 
 
 def nccl_backend(store: Store, rank: int, size: int, timeout: timedelta) -> Any:

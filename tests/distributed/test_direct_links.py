@@ -69,3 +69,12 @@ def test_the_links_of_copies_of_a_pipeline_do_not_meet() -> None:
         return part.item()
 
     assert run_ranks(4, run) == [0.0, 0.0, 2.0, 2.0]
+
+
+def test_links_have_names_in_the_flight_recorder() -> None:
+    """The recorder notes the calls of NCCL under the name of the backend; it has no messages of gloo."""
+    named: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipecompile.distributed.direct_links.name_backend", lambda _, name: named.append(name))
+        run_ranks(3, lambda rank, store: len(opened(rank, store)))
+    assert sorted(named) == sorted(f"pipecompile link {10 + a}-{10 + b}" for a, b in PAIRS for _ in range(2))
