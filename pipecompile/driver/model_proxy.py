@@ -22,6 +22,17 @@ from pipecompile.torch_private.modules import apply_to_tensors
 __all__ = ["ModelProxy", "check_norms"]
 
 
+def _hook_of_model(name: str) -> Any:
+    """Return a method that registers a hook on the model, where `step` and calls run it alike, and where its state is."""
+
+    def register(self: ModelProxy, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.model, name)(*args, **kwargs)
+
+    register.__name__ = name
+    register.__doc__ = getattr(nn.Module, name).__doc__
+    return register
+
+
 class ModelProxy(nn.Module):
     """Forwards all that nn.Module does with parameters, buffers and modes to `model`."""
 
@@ -88,6 +99,16 @@ class ModelProxy(nn.Module):
         """Register a layer of the model."""
         self._of_model(name, module)
         self.model.add_module(name, module)
+
+    register_forward_pre_hook = _hook_of_model("register_forward_pre_hook")
+    register_forward_hook = _hook_of_model("register_forward_hook")
+    register_full_backward_pre_hook = _hook_of_model("register_full_backward_pre_hook")
+    register_full_backward_hook = _hook_of_model("register_full_backward_hook")
+    register_backward_hook = _hook_of_model("register_backward_hook")
+    register_state_dict_pre_hook = _hook_of_model("register_state_dict_pre_hook")
+    register_state_dict_post_hook = _hook_of_model("register_state_dict_post_hook")
+    register_load_state_dict_pre_hook = _hook_of_model("register_load_state_dict_pre_hook")
+    register_load_state_dict_post_hook = _hook_of_model("register_load_state_dict_post_hook")
 
     def _of_model(self, _: str, value: Any) -> Any:
         """Return the value of an attribute of the model. Raise AttributeError if a pipeline of this kind cannot pass it on."""

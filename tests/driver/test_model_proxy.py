@@ -203,3 +203,19 @@ def test_arguments_of_clipping_are_numbers_and_a_flag(arguments: tuple[Any, ...]
     with pytest.raises(InputError, match=f"{name}=.* is not"):
         check_norms(*arguments)
     check_norms(torch.tensor(1.0), "inf", error_if_nonfinite=True)
+
+
+def test_hooks_are_those_of_the_model() -> None:
+    """Hooks of the object itself would run in calls alone, not in steps, and those of a state never."""
+    inner = model()
+    proxy, seen = Proxy(inner), []
+    handle = proxy.register_forward_hook(lambda module, *_: seen.append(module))
+    inner(torch.zeros(2, 2))
+    handle.remove()
+    proxy.register_state_dict_post_hook(lambda _, state, *__: state.update(extra=1))
+    proxy.register_load_state_dict_pre_hook(lambda _, state, *__: state.pop("extra"))
+    assert seen == [inner]
+    assert proxy.state_dict()["extra"] == 1
+    assert str(proxy.load_state_dict(proxy.state_dict())) == "<All keys matched successfully>"
+    names = [name for name in dir(nn.Module) if name.startswith("register_") and name.endswith("hook")]
+    assert all(name in vars(ModelProxy) for name in names)

@@ -71,6 +71,35 @@ def test_a_change_between_steps_takes_part(name: str) -> None:
     assert pipe.explain().traces == 2
 
 
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "forward": lambda net: net.register_forward_hook(lambda _, __, output: output * 2),
+    "forward, before": lambda net: net.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 2,)),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_of_the_pipeline_takes_part_in_steps_as_in_calls(name: str) -> None:
+    torch.manual_seed(0)
+    pipe, x = piped(Net()), torch.randn(6, 4)
+    exact(pipe, x)
+    before = pipe.model.head.weight.grad.clone()
+    handle = HOOKS[name](pipe)
+    exact(pipe, x)
+    assert not torch.allclose(before, pipe.model.head.weight.grad)
+    handle.remove()
+    exact(pipe, x)
+
+
+def test_a_backward_hook_of_the_pipeline_is_refused_as_that_of_the_model_is() -> None:
+    pipe, x = piped(Net()), torch.randn(6, 4)
+    pipe.step(x)
+    handle = pipe.register_full_backward_pre_hook(lambda _, gradients: (gradients[0] * 2,))
+    with pytest.raises(pc.TraceError, match="the hook is on the whole model"):
+        pipe.step(x)
+    handle.remove()
+    exact(pipe, x)
+
+
 def test_a_change_that_comes_back_is_recorded_once() -> None:
     pipe, x = piped(Net()), torch.randn(4, 4)
     for frozen in (False, True) * 3:
