@@ -14,6 +14,7 @@ from pipecompile.batching.call_inputs import FlatInputs, flatten
 from pipecompile.batching.microbatches import MiniBatch, weighted_loss
 from pipecompile.driver.backend import Backend, ProcessBackend
 from pipecompile.driver.cache_report import Recordings
+from pipecompile.driver.call_lock import exclusive
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.compile_context import Decision
 from pipecompile.driver.evaluation import Evaluation, ValidationLoop
@@ -63,6 +64,7 @@ class Pipeline(ModelProxy):
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatInputs:
         return flatten(self.model.forward, args, kwargs, self._options.batch_dims)
 
+    @exclusive
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs now, instead of at the first call with such inputs. Nothing of the model is computed."""
         may_be_listed = self._options.split or "microbatches" in kwargs
@@ -73,8 +75,7 @@ class Pipeline(ModelProxy):
             if isinstance(self._options.schedule, WrittenProgram) or self._options.passes:
                 check_step(specialization, len(batch.sizes))
 
-    # -- running ----------------------------------------------------------------------------------------------------
-
+    @exclusive
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output, computed in micro-batches. `backward()` on it runs the pipelined backward, in GPipe order.
 
@@ -85,6 +86,7 @@ class Pipeline(ModelProxy):
             return self._listed.call(listed)
         return joined_call(self._cache, self._flatten(args, kwargs))[0]
 
+    @exclusive
     def step(
         self,
         *args: Any,
@@ -169,8 +171,6 @@ class Pipeline(ModelProxy):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the model, the options and the cut. The copy records at its first call."""
         return _copied, (self.model, self._options, self._cache.decision)
-
-    # -- inspection -------------------------------------------------------------------------------------------------
 
     @property
     def plan(self) -> Plan:

@@ -10,6 +10,7 @@ from torch import nn
 
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.backend import Backend
+from pipecompile.driver.call_lock import CallLock
 from pipecompile.driver.changing_values import ChangingValues
 from pipecompile.driver.signature import Signature
 from pipecompile.driver.warnings_once import WarningsOnce
@@ -95,6 +96,7 @@ class CompileContext:
     warnings: WarningsOnce
     changing: ChangingValues
     kept: dict[bool, tuple[OpaqueReason, ...]] = field(default_factory=dict)
+    calls: CallLock = field(default_factory=CallLock)
 
     def check_losses(self, losses: Sequence[torch.Tensor], *, trains: bool) -> None:
         """Give the warnings that waited for the end of a step. Raise DetachedLossError if a step that trains has losses without a gradient."""

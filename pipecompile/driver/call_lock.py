@@ -1,0 +1,55 @@
+"""One thread at a time calls a pipeline: a recording swaps the insides of the model's tensors, and steps share registers.
+
+Calls within a call, such as those of a loss function, pass: workers adopt the context of their caller, and so what it is inside of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from functools import wraps
+from threading import Lock
+from typing import Any, TypeVar, cast
+
+__all__ = ["CallLock", "exclusive"]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+_inside: ContextVar[tuple[CallLock, ...]] = ContextVar("inside", default=())
+"""The locks of the pipelines whose calls this context is inside of, the outermost first."""
+
+
+class CallLock:
+    """A lock that lets calls of other threads wait, and calls within a call pass."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+
+    def enter(self) -> Token[tuple[CallLock, ...]] | None:
+        """Wait until no other thread is inside. Return what `leave` takes: None within a call."""
+        around = _inside.get()
+        if self in around:
+            return None
+        self._lock.acquire()
+        return _inside.set((*around, self))
+
+    def leave(self, token: Token[tuple[CallLock, ...]] | None) -> None:
+        """Let the next thread in, unless this was a call within a call."""
+        if token is not None:
+            _inside.reset(token)
+            self._lock.release()
+
+
+def exclusive(method: _Method) -> _Method:
+    """Return a method of a pipeline that runs in one thread at a time."""
+
+    @wraps(method)
+    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lock: CallLock = self._cache.context.calls
+        token = lock.enter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            lock.leave(token)
+
+    return cast(_Method, alone)

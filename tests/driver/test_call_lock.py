@@ -1,0 +1,69 @@
+"""Calls of one pipeline by several threads: they take turns, and calls within a call do not wait."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.driver.call_lock import CallLock
+from tests.support.eager import square_loss
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def compiled(model: nn.Module, **options: object) -> pc.Pipeline:
+    options = {"loss_fn": square_loss, "cost": "analytic", "devices": ["cpu"] * 2, "n_microbatches": 2} | options
+    return pc.compile(model, 2, **options)
+
+
+def test_another_thread_waits_and_a_call_within_a_call_passes() -> None:
+    lock = CallLock()
+    token = lock.enter()
+    assert token is not None
+    assert lock.enter() is None
+    with ThreadPoolExecutor(2) as pool:
+        assert pool.submit(copy_context().run, lock.enter).result(timeout=60) is None  # a worker within the call
+        waiting = pool.submit(lambda: lock.leave(lock.enter()))
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.1)
+        lock.leave(None)
+        lock.leave(token)
+        waiting.result(timeout=60)
+
+
+def test_first_calls_of_several_threads_give_what_the_model_gives() -> None:
+    """Recordings swap the insides of the model's tensors: other threads would run on tensors without values."""
+    model = network()
+    pipe, inputs = compiled(model), [torch.randn(8, 4) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        outputs = [*pool.map(pipe, inputs)]
+        losses = [*pool.map(pipe.step, inputs)]
+    for x, output, loss in zip(inputs, outputs, losses, strict=True):
+        torch.testing.assert_close(output, model(x))
+        torch.testing.assert_close(loss, square_loss(model(x)).detach())
+    assert pipe.explain().traces == 1
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+def test_a_loss_calls_the_pipeline_itself(dispatch: str) -> None:
+    model, inner, due = network(), [], []
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        if due:
+            with torch.no_grad():
+                inner.append(due.pop()(other))
+        return square_loss(output)
+
+    pipe, x, other = compiled(model, loss_fn=loss, dispatch=dispatch), torch.randn(8, 4), torch.randn(4, 4)
+    expected = pipe.step(x)
+    due.append(pipe)
+    torch.testing.assert_close(pipe.step(x), expected)
+    torch.testing.assert_close(inner[0], model(other).detach())
