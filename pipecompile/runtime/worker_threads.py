@@ -15,11 +15,12 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import torch
 
+from pipecompile.errors import InputError
 from pipecompile.runtime import watchdog
 from pipecompile.runtime.interpreter import Code
 from pipecompile.runtime.registers import Frame
@@ -75,15 +76,23 @@ class WorkerThreads:
         self.devices, self.process = devices, os.getpid()
         self.jobs: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in devices]
         self._latest: ThreadedRun | None = None
-        for index, queue in enumerate(self.jobs):
-            Thread(target=_work, args=(queue,), name=f"pipecompile-{index}", daemon=True).start()
+        self._threads = [
+            Thread(target=_work, args=(queue,), name=f"pipecompile-{index}", daemon=True)
+            for index, queue in enumerate(self.jobs)
+        ]
+        for thread in self._threads:
+            thread.start()
         weakref.finalize(self, _end, self.jobs)
 
     def run(self, code: Code, frame: Frame) -> None:
         """Run each device's row, and return when all threads are idle again. Raise the first InstructionFailure.
 
-        Ctrl-C stops the threads and waits for them. If it comes again meanwhile, the next run waits for them.
+        Ctrl-C stops the threads and waits for them. If it comes again meanwhile, the next run waits for them. Raise InputError in one
+        of the threads: it would wait for itself.
         """
+        if current_thread() in self._threads:
+            why = "a loss function or a layer calls step: its thread would wait for itself"
+            raise InputError("a step within a step of the same pipeline", why=why, hint='dispatch="inline"')
         self._stop()
         run = self._latest = ThreadedRun(code, frame, ThreadState.of_caller(len(self.jobs), self.devices))
         try:

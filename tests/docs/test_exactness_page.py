@@ -14,6 +14,7 @@ import pytest
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import hooked_updates
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
+from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.tracing.state import function_state
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text()
@@ -53,7 +54,7 @@ def test_each_warning_has_a_row(name: str) -> None:
 
 def test_each_row_has_a_warning() -> None:
     given = [text for method in METHODS.values() for text in texts(method)]
-    given += [f"stage X {text}" for text in texts(StageGraphs)]
+    given += [*(f"stage X {text}" for text in texts(StageGraphs)), *texts(StepGraphs)]
     given += [*texts(hooked_updates), *texts(function_state)]
     for pattern in beginnings():
         assert any(re.search(pattern, text) for text in given), f"{pattern} begins no warning"

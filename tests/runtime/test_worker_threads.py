@@ -43,6 +43,25 @@ def test_after_an_error_the_threads_run_again() -> None:
     assert first.grad == torch.tensor(3.0)
 
 
+def test_a_step_within_a_step_is_refused_where_it_would_wait_for_itself() -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.ones(4, 4)
+
+    def nested(output: torch.Tensor) -> torch.Tensor:
+        if not nests:
+            nests.append(True)
+            pipe.step(x)
+        return output.sum()
+
+    nests: list[bool] = [True]
+    options: dict[str, Any] = {"devices": ["cpu"] * 2, "cost": "analytic", "n_microbatches": 2, "dispatch": "threads"}
+    pipe = pc.compile(model, 2, example_args=(x,), loss_fn=nested, **options)
+    pipe.step(x)
+    nests.clear()
+    with pytest.raises(pc.PipecompileError, match="a step within a step of the same pipeline"):
+        pipe.step(x)
+    pipe.step(x)
+
+
 def test_the_state_of_the_caller_is_adopted_and_given_up() -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         state = ThreadState.of_caller(1, (CPU,))
