@@ -35,14 +35,14 @@ from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.simulation.costs import make_costs
 from pipecompile.tracing.traced_graph import TracedGraph
 
-_MOST = 12
-"""Cuts that are simulated."""
+_MOST, _MOST_OF_SMALL = 12, 24
+"""Cuts that are simulated, in all and of a small graph."""
 
 _WORTH = 0.01
 """Share of the step that a shorter path of stages must be able to save before other cuts are searched."""
 
 _SMALL = 32
-"""Clusters up to which other cuts are always searched."""
+"""Clusters up to which a graph is small: other cuts are always searched."""
 
 _CLIMB = 48
 """Cuts at most that are simulated one move from the best."""
@@ -105,13 +105,18 @@ class _StepSearch:
     @property
     def may_pay(self) -> bool:
         """Whether other cuts are worth a search: the graph is small, or the path of stages could be shorter."""
-        return len(self.clusters) <= _SMALL or self.objective.can_save(self.start, _WORTH)
+        return self.is_small or self.objective.can_save(self.start, _WORTH)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the graph has so few clusters that other cuts are always searched."""
+        return len(self.clusters) <= _SMALL
 
     def run(self) -> None:
         """Simulate the cuts that the partitioner proposes, then cuts one move from the best as long as one is shorter."""
         from pipecompile.partitioners.step_cuts import near_cuts, step_cuts  # a chain of stages needs none of it
 
-        cuts = step_cuts(self.objective, self.start, self.ranges, _MOST)
+        cuts = step_cuts(self.objective, self.start, self.ranges, _MOST_OF_SMALL if self.is_small else _MOST)
         limit = self.objective.score(cuts[0])[0] * _NEAR
         for cut in cuts:
             if self.objective.score(cut)[0] <= limit:
