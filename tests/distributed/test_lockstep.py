@@ -222,7 +222,7 @@ def test_a_rank_that_is_killed_while_it_plans_is_noticed_before_the_timeout(mist
     [
         ("ended before compile", "RunError: rank 1 failed before an exchange: its script has ended by SystemExit"),
         ("ended before a step", "RunError: rank 1 failed before its next call: its script has ended by SystemExit"),
-        ("ended before saving", "00000001 cannot be written\n  why    rank 1 did not come to it: "),
+        ("ended before saving", "00000001 cannot be written\n  why    rank 1 ended: its script has ended"),
     ],
 )  # fmt: skip
 def test_a_rank_that_ends_early_is_named(mistakes: dict[str, list[str]], name: str, said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,6 +141,14 @@ def _outermost(changes: list[ReadChange]) -> list[ReadChange]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as a short text: a tensor, module or container by its kind."""
-    text = f"a {type(value).__name__}" if hasattr(value, "__dict__") and not callable(value) else shown(value)
+    """Return a value as a short text: a module by the settings that it writes, a tensor or container by its kind."""
+    is_of_kind = hasattr(value, "__dict__") and not callable(value)
+    text = _settings(value) or (f"a {type(value).__name__}" if is_of_kind else shown(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _settings(value: Any) -> str:
+    """Return what a module writes of itself; empty for other values, and where that fails."""
+    with suppress(Exception):
+        return repr(value) if isinstance(value, nn.Module) else ""
+    return ""
