@@ -31,7 +31,9 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    "value", [Evil(), {1, 2}, print, Evil, {(1, 2): 3}, {None: 1}, complex(1, 2), bytearray(b"x")], ids=repr
+    "value",
+    [Evil(), {1, 2}, print, Evil, {(1, 2): 3}, {None: 1}, complex(1, 2), bytearray(b"x")],
+    ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 def test_other_values_are_refused(value, protocol, capsys):
@@ -60,7 +62,6 @@ def laughing_key() -> bytes:
         b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.",
         laughing_key(),
     ],
-    ids=lambda content: repr(content[:20]),
 )
 def test_hostile_files_end_soon(content):
     begin, memory = time.process_time(), getrusage(RUSAGE_SELF).ru_maxrss
