@@ -3,8 +3,7 @@
     lists, tuples, dicts with keys that are texts or whole numbers      read
     classes, functions, sets, other keys                                refused
 
-The unpickler of C reserves memory for any number of a memo entry, so that of Python is used. The hash of a tuple of tuples can take
-for ever, so a tuple is no key.
+The hash of a tuple of tuples can take for ever, so a tuple is no key.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from __future__ import annotations
 import io
 import pickle
 from typing import Any
+
+from pipecompile.parameters.pure_unpickler import PureUnpickler
 
 __all__ = ["plain_value"]
 
@@ -22,8 +23,7 @@ _OPERATIONS = (
 ).split()
 """Operations of pickles that make containers, texts and numbers."""
 
-_PURE: Any = vars(pickle)["_Unpickler"]
-"""The unpickler in Python; the public one is that of C."""
+_PURE: Any = PureUnpickler
 
 
 def plain_value(content: bytes) -> Any:

@@ -5,6 +5,7 @@ Calls within a call, such as those of a loss function, pass: workers adopt the c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from functools import wraps
@@ -20,16 +21,20 @@ _inside: ContextVar[tuple[CallLock, ...]] = ContextVar("inside", default=())
 
 
 class CallLock:
-    """A lock that lets calls of other threads wait, and calls within a call pass."""
+    """A lock that lets calls of other threads wait, and calls within a call pass. A forked process has one of its own: the thread that
+    was inside exists in the parent alone.
+    """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock, self._process = Lock(), os.getpid()
 
     def enter(self) -> Token[tuple[CallLock, ...]] | None:
         """Wait until no other thread is inside. Return what `leave` takes: None within a call."""
         around = _inside.get()
         if self in around:
             return None
+        if self._process != os.getpid():
+            self._lock, self._process = Lock(), os.getpid()
         self._lock.acquire()
         return _inside.set((*around, self))
 

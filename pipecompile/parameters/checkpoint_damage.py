@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 from pipecompile.errors import InputError
+from pipecompile.parameters.pure_unpickler import PureUnpickler
 
 __all__ = ["CHECKSUMS", "CheckpointDamage", "MetadataReader", "check_files", "checksum_of", "read_metadata"]
 
@@ -58,7 +59,7 @@ class CheckpointDamage(InputError):
         )  # fmt: skip
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+class _MetadataUnpickler(PureUnpickler):
     """Knows the classes of a metadata file, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:

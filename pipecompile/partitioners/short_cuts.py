@@ -26,6 +26,7 @@ _LIMITS = 0.2, 0.5, 1.0
 """Limits of the rounds, from the bound of the empty cut (0) to the worst of the best cuts so far (1)."""
 
 _ROUNDING = 1 - 1e-9
+"""Factor on the work that has to fit: sums in another order differ by rounding."""
 
 Cut = tuple[int, ...]
 
@@ -82,21 +83,17 @@ class _Branching:
             self.visits_left -= 1
             if self.visits_left < 0:
                 return
-            before = dict(self.delay[stage])
-            self._assign(v, stage, 1)
+            before = self.spent[stage], self.ahead[stage], self.held[stage], dict(self.delay[stage])
+            self._assign(v, stage)
             if self._may_be_short(v + 1):
                 self.extend(v + 1)
-            self._assign(v, stage, -1)
-            self.delay[stage] = before
-
-    def _assign(self, v: int, stage: int, sign: int) -> None:
-        """Assign cluster v to a stage, or undo it but for the delays."""
-        self.spent[stage] += sign * self.time[v]
-        self.ahead[stage] += sign * self.forward[v]
-        self.held[stage] += sign
-        if sign < 0:
             self.stages.pop()
-            return
+            self.spent[stage], self.ahead[stage], self.held[stage], self.delay[stage] = before
+
+    def _assign(self, v: int, stage: int) -> None:
+        self.spent[stage] += self.time[v]
+        self.ahead[stage] += self.forward[v]
+        self.held[stage] += 1
         delay = self.delay[stage]
         for a in self.predecessors[v]:
             if self.stages[a] < stage:
@@ -127,7 +124,7 @@ class _Branching:
         for s, device in enumerate(objective.placement):
             before.append(max((before[a] + self._path(a, times) + x for a, x in self.delay[s].items()), default=0.0))
             left = self.limit - before[s] - times[s] - (m - 1) * work[device]
-            if left * _ROUNDING <= 0:
+            if left <= 0:
                 return False
             room[device] = min(room[device], left / self.per_work * speed[device] if self.per_work else inf)
         return self.rest[v] * _ROUNDING <= sum(room)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -37,6 +38,19 @@ def test_another_thread_waits_and_a_call_within_a_call_passes() -> None:
         lock.leave(None)
         lock.leave(token)
         waiting.result(timeout=60)
+
+
+def test_a_process_that_is_forked_while_a_thread_is_inside_does_not_wait_for_it() -> None:
+    """The thread does not exist in the child: it waited for ever, before."""
+    lock = CallLock()
+    with ThreadPoolExecutor(1) as pool:
+        token = pool.submit(lock.enter).result()
+        child = get_context("fork").Process(target=lock.enter)
+        child.start()
+        child.join(60)
+        code = child.exitcode
+        child.kill()
+        assert (code, token is not None) == (0, True)
 
 
 def test_first_calls_of_several_threads_give_what_the_model_gives() -> None:

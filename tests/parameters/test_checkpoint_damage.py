@@ -6,6 +6,7 @@ import builtins
 import pickle
 import random
 import shutil
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -162,3 +163,14 @@ def test_a_whole_checkpoint_is_whole(whole: Path) -> None:
     check_files(whole / "00000020")
     assert zipfile.is_zipfile(whole / "00000020" / SHARD)
     assert pc.latest_checkpoint(whole) == whole / "00000020"
+
+
+def test_metadata_of_a_few_bytes_take_no_memory(tmp_path: Path) -> None:
+    """A memo entry of a large number took gigabytes, before."""
+    (tmp_path / ".metadata").write_bytes(b"\x80\x02]r\xff\xff\xff\x07.")
+    tracemalloc.start()
+    with pytest.raises(pc.InputError, match="it is no metadata of a checkpoint"):
+        read_metadata(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
