@@ -193,10 +193,7 @@ def batch_use(function: Callable[..., Any]) -> tuple[dict[int, str], str]:
         with torch.no_grad(), watch:
             function(*indices)
     except Exception as error:  # the user's own: the mask cannot be analysed, and is not cut
-        return (
-            {},
-            watch.other or f"{_place(getattr(function, '__code__', None))} raises {described(error)}",
-        )
+        return {}, watch.other or f"{_place(getattr(function, '__code__', None))} raises {described(error)}"
     return watch.rows, watch.other
 
 

@@ -262,10 +262,17 @@ def _positional(forward: Callable[..., Any], count: int) -> list[Slot]:
 def first_difference(first: FlatInputs, other: FlatInputs, number: int) -> str:
     """Describe the first leaf of micro-batch `number` whose type, shape or value differs from micro-batch 0."""
     for name, one, two in zip(first.names, first.leaves, other.leaves, strict=False):
-        if _leaf_text(one) != _leaf_text(two) or (isinstance(one, str) and one != two):
+        if _compared(one) != _compared(two):
             return f"{name} is {_leaf_text(one)} in micro-batch 0, {_leaf_text(two)} in micro-batch {number}"
     counts = [f"{n} value{'s' * (n != 1)}" for n in (len(first.leaves), len(other.leaves))]
     return f"micro-batch 0 has {counts[0]}, micro-batch {number} has {counts[1]}"
+
+
+def _compared(leaf: Any) -> Any:
+    """Return what tells a leaf from another: of a tensor its kind, of a plain value itself, else which object it is."""
+    if isinstance(leaf, torch.Tensor):
+        return _leaf_text(leaf)
+    return (type(leaf), leaf) if isinstance(leaf, (str, bytes, int, float, complex)) else id(leaf)
 
 
 def _leaf_text(leaf: Any) -> str:

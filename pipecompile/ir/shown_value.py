@@ -91,10 +91,9 @@ def _parts(value: Any, depth: int) -> str:
     if isinstance(value, Mapping):
         return _joined("{", "}", value.items(), depth, lambda pair, d: f"{_text(pair[0], d)}: {_text(pair[1], d)}")
     if isinstance(value, AbstractSet):
-        empty, start = (
-            ("set()", "{") if isinstance(value, set) else (f"{type(value).__name__}()", f"{type(value).__name__}({{")
-        )
-        return _joined(start, "}" if isinstance(value, set) else "})", value, depth, _text) if value else empty
+        name = type(value).__name__
+        start, end = ("{", "}") if isinstance(value, set) else (f"{name}({{", "})")
+        return _joined(start, end, value, depth, _text) if value else f"{name}()"
     if isinstance(value, tuple):
         return _joined("(", ",)" if len(value) == 1 else ")", value, depth, _text)
     return _joined("[", "]", value, depth, _text) if isinstance(value, list) else ""

@@ -102,6 +102,12 @@ def test_the_first_difference_of_micro_batches_is_named() -> None:
     assert first_difference(one, longer, 2) == "micro-batch 0 has 1 value, micro-batch 2 has 2 values"
 
 
+def test_values_that_are_written_alike_in_short_are_told_apart() -> None:
+    """Numbers that differ in the middle, and objects of one class, were "1 value" and "1 value"."""
+    for one, two in ((10**200, 10**200 + 10**100), ("a" * 300, "a" * 150 + "b" + "a" * 149), (object(), object())):
+        assert first_difference(call(one), call(two), 1).startswith("x is ")
+
+
 def test_targets_have_leaves_names_and_dimensions() -> None:
     leaves, _, dims = flatten_target({"a": torch.zeros(4), "b": torch.zeros(2, 4)}, {"target_b": 1}, 4)
     assert len(leaves) == count_leaves({"a": 1, "b": 2}) == 2
