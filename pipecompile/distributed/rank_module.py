@@ -22,6 +22,7 @@ from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
 from pipecompile.driver.compile_cache import CompileCache
+from pipecompile.driver.model_methods import overrides
 from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.pipeline import Pipeline
@@ -121,6 +122,19 @@ class RankModule(Pipeline):
         named = self.model.named_parameters(prefix, recurse, remove_duplicate)
         yield from ((name, self._shards.shard_of(parameter)) for name, parameter in named if self._is_here(parameter))
 
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Return the parameters of this rank, of those that the model's own `parameters` returns."""
+        if not overrides(self.model, "parameters"):
+            return super().parameters(recurse)
+        self._require_shards()
+        return iter([self._shards.shard_of(one) for one in self.model.parameters(recurse) if self._is_here(one)])
+
+    def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
+        """Return the buffers of this rank, of those that the model's own `buffers` returns."""
+        if not overrides(self.model, "buffers"):
+            return super().buffers(recurse)
+        return (buffer for buffer in self.model.buffers(recurse) if self._is_here(buffer))
+
     def _whole_parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters of this rank that are not sharded."""
         here = (parameter for parameter in self.model.parameters() if self._is_here(parameter))
@@ -210,6 +224,9 @@ class RankModule(Pipeline):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         self._refuse_for_shards()
         return super()._apply(fn, recurse)
+
+    def _check_replaceable(self) -> None:
+        self._refuse_for_shards()
 
     def _refuse_for_shards(self) -> None:
         if self._shards:

@@ -6,12 +6,14 @@ The model stays the owner of everything. It is not registered as a submodule, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from itertools import chain
 from typing import Any, Self
 
 import torch
 from torch import nn
 
+from pipecompile.driver.model_methods import ModelMethods, overrides
 from pipecompile.errors import InputError
 from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
@@ -33,10 +35,8 @@ def _hook_of_model(name: str) -> Any:
     return register
 
 
-class ModelProxy(nn.Module):
+class ModelProxy(ModelMethods):
     """Forwards all that nn.Module does with parameters, buffers and modes to `model`."""
-
-    model: nn.Module
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -100,6 +100,16 @@ class ModelProxy(nn.Module):
         self._of_model(name, module)
         self.model.add_module(name, module)
 
+    def register_module(self, name: str, module: nn.Module | None) -> None:
+        """Register a layer of the model, as `add_module` does."""
+        self._of_model(name, module)
+        self.model.register_module(name, module)
+
+    def set_submodule(self, target: str, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """Replace a layer of the model by its dotted name."""
+        self._of_model(target, module)
+        self.model.set_submodule(target, module, *args, **kwargs)
+
     register_forward_pre_hook = _hook_of_model("register_forward_pre_hook")
     register_forward_hook = _hook_of_model("register_forward_hook")
     register_full_backward_pre_hook = _hook_of_model("register_full_backward_pre_hook")
@@ -113,9 +123,6 @@ class ModelProxy(nn.Module):
     def _of_model(self, _: str, value: Any) -> Any:
         """Return the value of an attribute of the model. Raise AttributeError if a pipeline of this kind cannot pass it on."""
         return value
-
-    def _forget(self) -> None:
-        """Drop what depends on the model's tensors, after they were replaced or changed their dtype."""
 
     def _place_names(self) -> str:
         """Return where the stages are, for the message that refuses to move them."""
@@ -156,18 +163,19 @@ class ModelProxy(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Change the dtype. Raises InputError for another device, since the plan places the stages."""
-        self._check_device(requested_device(*args, **kwargs))
+        with suppress(TypeError) if overrides(self.model, "to") else nullcontext():  # it may take other arguments
+            self._check_device(requested_device(*args, **kwargs))
         return super().to(*args, **kwargs)
 
     def cuda(self, device: Any = None) -> Self:
         """Raise InputError unless everything is there: the plan places the stages."""
         self._check_device(torch.device("cuda") if device is None else torch.device("cuda", torch.device(device).index))
-        return self
+        return super().cuda(device) if overrides(self.model, "cuda") else self
 
     def cpu(self) -> Self:
         """Raise InputError unless everything is there: the plan places the stages."""
         self._check_device(torch.device("cpu"))
-        return self
+        return super().cpu() if overrides(self.model, "cpu") else self
 
     def _check_device(self, device: torch.device | None) -> None:
         """Raise InputError if a tensor is not on `device`. The type alone stands for the current device of that type."""

@@ -63,3 +63,18 @@ def test_a_pipeline_on_several_ranks_is_not_pickled() -> None:
     assert pickle.loads(pickle.dumps(pipe)).step(SAMPLES) == pipe.step(SAMPLES)
     with patch.object(RankMesh, "size", 2), pytest.raises(InputError, match="on several ranks cannot be pickled"):
         pickle.dumps(pipe)
+
+
+class HeadAlone(nn.Sequential):
+    """Gives an optimizer the last layer alone."""
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return self[-1].parameters(recurse)
+
+
+def test_parameters_are_those_that_the_model_names_and_this_rank_has() -> None:
+    model = HeadAlone(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = compiled(model, loss_fn=Square())
+    assert [*pipe.parameters()] == [model[1].weight, model[1].bias]
+    with patch.object(type(pipe), "_is_here", lambda _, one: one is model[1].bias):
+        assert [*pipe.parameters()] == [model[1].bias]
