@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from pipecompile.errors import InputError
-from pipecompile.torch_private.modes import dual_level, transform_stack
+from pipecompile.torch_private.modes import dual_level, is_jit_tracing, transform_stack
 
-__all__ = ["check_untransformed"]
+__all__ = ["check_untransformed", "refuse_compile"]
 
 
 def check_untransformed(leaves: Iterable[Any], parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
-    """Raise InputError inside of torch.compile and of a transform of torch.func, and if an input or a parameter has a tangent."""
+    """Raise InputError inside of torch.compile, torch.jit.trace and a transform of torch.func, and if an input or a parameter has a tangent."""
     if torch.compiler.is_compiling():
+        refuse_compile("a pipeline is called inside of torch.compile")
+    if is_jit_tracing():
         raise InputError(
-            "a pipeline is called inside of torch.compile",
-            why="a pipeline records and runs its stages itself, which cannot be recorded once more",
-            hint="pipecompile.compile(..., compile_stages=True), which compiles each stage",
+            "a pipeline is called inside of torch.jit.trace",
+            why=_RECORDS_ITSELF,
+            hint="torch.jit.trace(pipe.model, ...)",
         )
     if transform_stack() is not None:
         raise InputError(
@@ -34,6 +36,15 @@ def check_untransformed(leaves: Iterable[Any], parameters: Callable[[], Iterable
             why="its stages run on plain tensors, and the result would have no tangent",
             hint="pipe.model(x), the model itself",
         )
+
+
+_RECORDS_ITSELF = "a pipeline records and runs its stages itself, which cannot be recorded once more"
+
+
+def refuse_compile(what: str) -> NoReturn:
+    """Raise InputError for a pipeline that is to be compiled by torch."""
+    hint = "pipecompile.compile(..., compile_stages=True), which compiles each stage"
+    raise InputError(what, why=_RECORDS_ITSELF, hint=hint)
 
 
 def _has_tangent(value: Any) -> bool:

@@ -36,11 +36,11 @@ from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks, obstacle
 from pipecompile.driver.signature import Signature, signature_of, signatures_of
 from pipecompile.driver.specialization import Specialization, target_kind
+from pipecompile.driver.unwatched import unwatched
 from pipecompile.errors import InputError, PlanError
 from pipecompile.graph.cross_sample import has_batch_norm
 from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
-from pipecompile.torch_private.autograd_engine import unhooked
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
 from pipecompile.tracing.state.random_states import random_states_restored, sources_beside
 
@@ -186,6 +186,7 @@ class CompileCache:
         arrivals[LOSS, True] = loss_gradients(gradient, weights, device)
         return arrivals, weights
 
+    @unwatched()
     def _loss(
         self, specialization: Specialization, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
     ) -> LossAnalysis:
@@ -203,7 +204,7 @@ class CompileCache:
     ) -> None:
         """Compare a recording with the model itself, if that is due. Raise MismatchError. `arrivals` are those of a step."""
         if specialization.calls >= specialization.check_at[torch.is_grad_enabled()]:
-            with self.context.backend.without_collectives(self.model, self.options):
+            with unwatched(), self.context.backend.without_collectives(self.model, self.options):
                 self.checks.run(specialization, batch, arrivals)
 
     def explain(self) -> Recordings:
@@ -278,8 +279,7 @@ class CompileCache:
         is_cut = len(request.batch.sizes) > 1 and not request.batch.is_listed
         if is_cut and not all(tensor.is_floating_point() for tensor in whole.tensors):
             self.context.warnings.offsets(offset_names(whole.names, whole.leaves, whole.dims, whole.samples))
-        # a library that is imported now may draw; anomaly mode reads the values of gradients, and fakes have none
-        with random_states_restored(sources_beside(whole.leaves)), torch.autograd.set_detect_anomaly(False), unhooked():
+        with unwatched(), random_states_restored(sources_beside(whole.leaves)):  # an import may draw
             specialization, decision = specialize(request, self.options, self.decision, self.context)
         if self.decision.plan is None:
             self.options = self.options.with_choice_of(specialization.plan)

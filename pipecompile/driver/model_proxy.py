@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from itertools import chain
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
 
+from pipecompile.batching.transformed_inputs import refuse_compile
 from pipecompile.driver.model_methods import ModelMethods, overrides
 from pipecompile.errors import InputError
 from pipecompile.ir.shown_value import shown
@@ -41,6 +42,10 @@ class ModelProxy(ModelMethods):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         object.__setattr__(self, "model", model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward` alone: hooks of this object are the model's, and a hook of all modules runs for the model, not once more here."""
+        return self.forward(*args, **kwargs)
 
     @property
     def training(self) -> bool:
@@ -160,6 +165,10 @@ class ModelProxy(ModelMethods):
     def apply(self, fn: Callable[[nn.Module], None]) -> Self:
         self.model.apply(fn)
         return self
+
+    def compile(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise InputError: an option of `pipecompile.compile` compiles each stage."""
+        refuse_compile("compile() of a pipeline, which torch would record")
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Change the dtype. Raises InputError for another device, since the plan places the stages."""

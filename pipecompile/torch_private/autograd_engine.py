@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -25,9 +25,10 @@ __all__ = [
     "other_users",
     "raw_saved_names",
     "saved_tensor_hooks",
+    "saved_tensor_hooks_allowed",
     "sequence_number",
-    "unpacked_name",
     "unhooked",
+    "unpacked_name",
     "will_run",
 ]
 
@@ -58,6 +59,20 @@ hooks_of_tensor: Callable[[torch.Tensor], dict[int, Any] | None] = attrgetter("_
 
 saved_tensor_hooks: Callable[[], object] = partial(torch._C._autograd._top_saved_tensors_default_hooks, False)
 """Return the innermost `torch.autograd.graph.saved_tensors_hooks` that is active, or None. 2.11."""
+
+
+@contextmanager
+def saved_tensor_hooks_allowed() -> Iterator[None]:
+    """Undo `torch.autograd.graph.disable_saved_tensors_hooks` until the block ends. 2.11."""
+    message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    if message is None:
+        yield
+        return
+    torch._C._autograd._saved_tensors_hooks_enable()
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_disable(message)
 
 
 def unhooked() -> AbstractContextManager[object]:

@@ -26,7 +26,13 @@ from torch._subclasses.fake_tensor import (  # 2.11; tensors without memory, and
 )
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # 2.11; sees each operator call
+from torch.utils._python_dispatch import (  # 2.11; modes that see each operator call, and their stack
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 __all__ = [
     "DataDependentOutputException",
@@ -46,19 +52,37 @@ __all__ = [
     "fake_tensor_log_disabled",
     "has_thread_modes",
     "is_any_autocast_enabled",
+    "is_jit_tracing",
     "is_mkldnn_enabled",
     "is_transformed_tensor",
     "set_grad_enabled",
     "set_mkldnn_enabled",
     "transform_stack",
     "unset_fake_temporarily",
+    "users_modes_removed",
 ]
 
 disable_current_modes = _disable_current_modes
 """Context manager that takes all function, dispatch and fake modes off the stack. 2.11."""
 
+
+@contextmanager
+def users_modes_removed() -> Iterator[None]:
+    """Take the user's dispatch modes, such as `FlopCounterMode`, off the stack until the block ends. Torch's own stay, as fake tensors. 2.11."""
+    users = [mode for mode in _get_current_dispatch_mode_stack() if getattr(mode, "_mode_key", None) is None]
+    popped = [_pop_mode() for _ in users]
+    try:
+        yield
+    finally:
+        for mode in reversed(popped):
+            _push_mode(mode)
+
+
 enter_autocast, exit_autocast = _enter_autocast, _exit_autocast
 """Begin and end an autocast region, as two calls that a graph can hold. 2.11."""
+
+is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
+"""Return whether `torch.jit.trace` runs a function. 2.11."""
 
 dual_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level")
 """Return the innermost level of forward-mode differentiation, -1 outside of all. 2.11."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -31,6 +31,7 @@ __all__ = [
     "children_of",
     "copy_metadata",
     "forward_hooks_of",
+    "hooks_of_torch_removed",
     "has_any_global_hook",
     "hook_tables_of",
     "is_compiled",
@@ -39,6 +40,7 @@ __all__ = [
     "parameters_of",
     "parametrizations_uncached",
     "sync_check_input_dim",
+    "users_hooks",
 ]
 
 BatchNorm = _BatchNorm
@@ -80,6 +82,32 @@ GLOBAL_FORWARD_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = (
     _module._global_forward_pre_hooks,
 )
 """Hooks that every module runs. 2.11."""
+
+
+def users_hooks(table: Mapping[int, Any]) -> tuple[Any, ...]:
+    """Return the hooks of a table that are not torch's own, such as those of `FlopCounterMode`, which look and change nothing. 2.11."""
+    return tuple(hook for hook in table.values() if not _is_of_torch(hook)) if table else ()
+
+
+def _is_of_torch(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", None)).startswith("torch.")
+
+
+@contextmanager
+def hooks_of_torch_removed() -> Iterator[None]:
+    """Take torch's own hooks off the tables of hooks of all modules until the block ends. 2.11."""
+    before = [dict(table) for table in GLOBAL_FORWARD_HOOKS]
+    for table in GLOBAL_FORWARD_HOOKS:
+        for key in [key for key, hook in table.items() if _is_of_torch(hook)]:
+            del table[key]
+    try:
+        yield
+    finally:
+        for table, hooks in zip(GLOBAL_FORWARD_HOOKS, before, strict=True):
+            added = {key: hook for key, hook in table.items() if key not in hooks}
+            table.clear()
+            table.update(hooks | added)
+
 
 has_any_global_hook: Callable[[], bool] = _module._has_any_global_hook
 """Return True if a hook is registered for all modules. 2.11; bound, because each step calls it."""

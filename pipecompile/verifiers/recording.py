@@ -70,7 +70,7 @@ def verify_recording(graph: TracedGraph, call: CheckedCall) -> Verdict:
     start = random_states_of(call)
     try:
         eager = _observed(call.model, call, start)
-        recorded = _observed(graph, call, start)
+        recorded = _observed(graph.forward, call, start)
         if isinstance(eager, Exception) or isinstance(recorded, Exception):
             return Verdict(obstacle=_raised(call, eager, recorded))
         doubt = _compare(graph, call, start, eager, recorded)
@@ -78,7 +78,7 @@ def verify_recording(graph: TracedGraph, call: CheckedCall) -> Verdict:
             start.restore()
             start.advance()
             other = RandomStates(start.sources)
-            again = _compare(graph, call, other, observe(call.model, call, other), observe(graph, call, other))
+            again = _compare(graph, call, other, observe(call.model, call, other), observe(graph.forward, call, other))
             doubt = doubt or again
         return Verdict(doubt=doubt)
     finally:
@@ -117,7 +117,7 @@ def _compare(
     differences = list(_differences(eager, recorded, {}, 0))
     sources = eager.ends.differing(recorded.ends)
     if differences or sources:  # both may draw anew in every run: several threads, torch.seed()
-        again, own = observe(call.model, call, start), observe(graph, call, start)
+        again, own = observe(call.model, call, start), observe(graph.forward, call, start)
         pairs = ((eager.values, again.values), (recorded.values, own.values))
         noise = {name: _noise(*((first.get(name), other.get(name)) for first, other in pairs)) for name in eager.values}
         is_exact = call.device.type == "cpu" and torch.get_num_threads() == 1

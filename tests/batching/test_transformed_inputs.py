@@ -43,3 +43,15 @@ def test_a_tangent_is_refused(pipe: pc.Pipeline) -> None:
         pipe(x)  # nothing has a tangent
         with pytest.raises(pc.InputError, match="has a tangent"):
             pipe(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+def test_a_trace_of_torch_jit_is_refused(pipe: pc.Pipeline) -> None:
+    """It failed with a TypeError of divmod."""
+    pipe(torch.randn(4, 4))
+    with pytest.raises(pc.InputError, match=r"inside of torch\.jit\.trace"):
+        torch.jit.trace(pipe, torch.randn(4, 4))  # type: ignore[no-untyped-call]
+
+
+def test_compile_of_a_pipeline_is_refused(pipe: pc.Pipeline) -> None:
+    with pytest.raises(pc.InputError, match=r"compile\(\) of a pipeline"):
+        pipe.compile(backend="eager")

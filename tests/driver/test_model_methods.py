@@ -71,7 +71,7 @@ def public_methods() -> list[str]:
 
 
 LEFT_TO_TORCH = {"forward", "compile", "extra_repr", "ipu", "mtia", "xpu"}
-"""A pipeline has its own forward and text, `compile` is refused at the call, and other accelerators are moved to by `to`."""
+"""A pipeline has its own forward and text, `compile` is refused, and other accelerators are moved to by `to`."""
 
 
 @pytest.mark.parametrize("name", sorted({*public_methods()} - LEFT_TO_TORCH))

@@ -16,6 +16,7 @@ from pipecompile.torch_private.autograd_engine import (
     other_users,
     raw_saved_names,
     saved_tensor_hooks,
+    saved_tensor_hooks_allowed,
     sequence_number,
     unpacked_name,
 )
@@ -107,3 +108,13 @@ def test_whether_something_holds_the_node_that_adds_to_a_gradient() -> None:
     assert autograd_engine.is_accumulation_held(weight)
     del graph
     assert not autograd_engine.is_accumulation_held(weight)
+
+
+def test_hooks_on_saved_tensors_are_allowed_where_the_user_has_disabled_them() -> None:
+    with saved_tensor_hooks_allowed(), torch.autograd.graph.save_on_cpu():
+        pass
+    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        with saved_tensor_hooks_allowed(), torch.autograd.graph.save_on_cpu():
+            pass
+        with pytest.raises(RuntimeError, match="none here"), torch.autograd.graph.save_on_cpu():
+            pass

@@ -14,12 +14,14 @@ from pipecompile.torch_private.modes import (
     enter_autocast,
     exit_autocast,
     is_any_autocast_enabled,
+    is_jit_tracing,
     is_mkldnn_enabled,
     is_transformed_tensor,
     set_grad_enabled,
     set_mkldnn_enabled,
     transform_stack,
     unset_fake_temporarily,
+    users_modes_removed,
 )
 
 pytestmark = pytest.mark.smoke
@@ -91,3 +93,36 @@ def test_tensors_inside_a_transform_are_wrapped() -> None:
     assert seen == [(True, True)]
     assert transform_stack() is None
     assert not is_transformed_tensor(torch.ones(1))
+
+
+def test_modes_of_the_user_are_off_the_stack_and_fake_tensors_stay() -> None:
+    class Noting(TorchDispatchMode):
+        def __init__(self, name: str) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.name = name
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(self.name)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    x = torch.ones(1)
+    with FakeTensorMode(), Noting("outer"), Noting("inner"):
+        with users_modes_removed():
+            assert active_fake_mode() is not None
+            torch.ones(1)
+        assert (seen, active_fake_mode() is None) == ([], False)
+    with Noting("outer"), Noting("inner"):
+        x.neg()
+    assert seen == ["inner", "outer"]
+
+
+def test_a_trace_of_torch_jit_is_seen() -> None:
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(is_jit_tracing())
+        return x + 1
+
+    torch.jit.trace(function, torch.ones(1), check_trace=False)
+    assert (seen, is_jit_tracing()) == ([True], False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.flop_counter import FlopCounterMode
 
 import pipecompile as pc
 from pipecompile.torch_private.modules import (
@@ -25,10 +26,12 @@ from pipecompile.torch_private.modules import (
     copy_metadata,
     forward_hooks_of,
     has_any_global_hook,
+    hooks_of_torch_removed,
     is_compiled,
     is_hooked,
     non_persistent_of,
     parameters_of,
+    users_hooks,
 )
 
 pytestmark = pytest.mark.smoke
@@ -78,6 +81,24 @@ def test_global_hooks_are_seen() -> None:
     handle = register_module_forward_hook(lambda *_: None)
     assert has_any_global_hook()
     assert any(GLOBAL_FORWARD_HOOKS)
+    handle.remove()
+    assert not any(GLOBAL_FORWARD_HOOKS)
+
+
+def test_hooks_that_torch_registers_for_all_modules_are_told_from_the_users() -> None:
+    def hook(*_: object) -> None:
+        return None
+
+    handle = register_module_forward_hook(hook)
+    with FlopCounterMode(display=False):
+        before = [dict(table) for table in GLOBAL_FORWARD_HOOKS]
+        assert [users_hooks(table) for table in GLOBAL_FORWARD_HOOKS] == [(hook,), ()]
+        assert [len(table) for table in before] == [2, 1]
+        with hooks_of_torch_removed():
+            assert [[*table.values()] for table in GLOBAL_FORWARD_HOOKS] == [[hook], []]
+            added = register_module_forward_hook(hook)
+        added.remove()
+        assert [[*table.items()] for table in GLOBAL_FORWARD_HOOKS] == [[*table.items()] for table in before]
     handle.remove()
     assert not any(GLOBAL_FORWARD_HOOKS)
 

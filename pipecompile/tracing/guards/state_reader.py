@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS
+from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, users_hooks
 from pipecompile.tracing.container_items import CONTAINERS
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.container_state import ATOMS, add_container
@@ -83,8 +83,9 @@ class StateReader:
         self._known_reads = known
         self.state.reads = known or {}
         self.later(self.model, "model", "")
-        for table in GLOBAL_FORWARD_HOOKS:
-            self.later(table, "hooks of all modules", "")
+        for table, kind in zip(GLOBAL_FORWARD_HOOKS, ("hooks", "pre-hooks"), strict=True):
+            self.state.add_row(users_hooks, table)
+            self.later(users_hooks(table), f"{kind} of all modules", "")
         self._visit_all()
         self._add_executed()
         self._visit_all()
