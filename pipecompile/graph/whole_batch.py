@@ -114,15 +114,15 @@ def tail_refusal(flow: BatchFlow, ends: Sequence[fx.Node], *, is_shared_memory: 
 
 
 def changed_state(graph: TracedGraph) -> set[fx.Node]:
-    """Return the values that are computed from a parameter or buffer after the graph has written into it.
+    """Return the values that are computed from a parameter or buffer that the graph writes into, before the write or after it.
 
     They differ from micro-batch to micro-batch, as in a loop: only what has a row per sample can be put together.
     """
+    nodes = compute_nodes(graph)
     owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
-    written: set[int] = set()
+    written = {key for node in nodes for key in facts(node).mutates & owned}
     changed: set[fx.Node] = set()
-    for node in compute_nodes(graph):
-        written |= facts(node).mutates & owned
+    for node in nodes:
         reads = {key for source in node.all_input_nodes for key in facts(source).storages}
         if written & (reads | facts(node).storages) or any(source in changed for source in node.all_input_nodes):
             changed.add(node)

@@ -71,13 +71,17 @@ class RunningMean(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x)
+        if self.what == "replaced":
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+            return self.b(h - self.mean)
         before = self.b(h - self.mean)
         self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
         return {"before": before, "behind": self.b(h - self.mean), "mean": self.mean.clone()}[self.what]
 
 
-@pytest.mark.parametrize("what", ["behind", "mean"])
+@pytest.mark.parametrize("what", ["behind", "mean", "replaced"])
 def test_what_reads_state_that_each_micro_batch_changes_is_refused(what: str) -> None:
+    """A value that replaces a buffer was averaged over the micro-batches, and the output was that of no loop and of no whole batch."""
     pipe = pc.compile(RunningMean(what), 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3)
     with pytest.raises(pc.InputError, match="state of the model that every micro-batch changes"):
         pipe(torch.randn(6, 3))
