@@ -1,4 +1,4 @@
-"""The names that the code of a function loads, read from its instructions without running it."""
+"""The names that the code of a function loads and binds, read from its instructions without running it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from dis import opmap
 from types import CodeType, FunctionType, ModuleType
 
-__all__ = ["attribute_names", "imported_modules", "loaded_globals", "names_in"]
+__all__ = ["attribute_names", "bound_attributes", "bound_globals", "imported_modules", "loaded_globals", "names_in"]
 
 _LOAD_GLOBAL, _LOAD_NAME, _IMPORT_NAME = opmap["LOAD_GLOBAL"], opmap["LOAD_NAME"], opmap["IMPORT_NAME"]
 _EXTENDED = opmap["EXTENDED_ARG"]
+_BIND_GLOBAL, _BIND_ATTRIBUTE = (
+    frozenset({opmap[f"STORE_{kind}"], opmap[f"DELETE_{kind}"]}) for kind in ("GLOBAL", "ATTR")
+)
 
 _known: dict[int, tuple[CodeType, frozenset[str]]] = {}
 """Cache of `names_in` by id: the code object, which stays alive here, and its names."""
@@ -37,6 +40,30 @@ def attribute_names(code: CodeType) -> frozenset[str]:
 def loaded_globals(code: CodeType) -> frozenset[str]:
     """Return the names of the globals that code loads, without names of attributes."""
     return _loads_of(code)[0]
+
+
+def bound_globals(code: CodeType) -> frozenset[str]:
+    """Return the globals that code binds or deletes, also in the functions inside it: `global LAST`, `LAST = h`."""
+    return _bound(code, _BIND_GLOBAL)
+
+
+def bound_attributes(code: CodeType) -> frozenset[str]:
+    """Return the attributes that code sets or deletes, whatever has them, also in the functions inside it."""
+    return _bound(code, _BIND_ATTRIBUTE)
+
+
+_known_bound: dict[tuple[int, frozenset[int]], tuple[CodeType, frozenset[str]]] = {}
+"""Cache of `_bound` by id and operations: the code object, which stays alive here, and the names."""
+
+
+def _bound(code: CodeType, binding: frozenset[int]) -> frozenset[str]:
+    """Return the names that operations of one kind have as their argument."""
+    if (id(code), binding) not in _known_bound:
+        inner = [_bound(constant, binding) for constant in code.co_consts if isinstance(constant, CodeType)]
+        binds = not binding.isdisjoint(code.co_code[::2])  # most code binds nothing outside
+        found = (code.co_names[argument] for operation, argument in _operations(code) if operation in binding)
+        _known_bound[id(code), binding] = code, frozenset(found if binds else ()).union(*inner)
+    return _known_bound[id(code), binding][1]
 
 
 def imported_modules(function: FunctionType) -> list[ModuleType]:

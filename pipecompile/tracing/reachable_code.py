@@ -24,6 +24,7 @@ __all__ = [
     "CachedFunction",
     "ReachableCode",
     "closure_tensors",
+    "is_foreign",
     "reachable",
     "searches_kept",
 ]
@@ -120,7 +121,7 @@ class _CodeSearch:
             inside = [held for held in enclosed if callable(held)]
             if value.__closure__:
                 self._closures.append((value, enclosed))
-            if _is_foreign(value):
+            if is_foreign(value):
                 return inside
             code.functions.append(value)
             code.objects += [*enclosed, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
@@ -128,7 +129,7 @@ class _CodeSearch:
         if isinstance(value, type):
             return (
                 ()
-                if _is_foreign(value)
+                if is_foreign(value)
                 else [*value.__bases__, *self._values(vars(value), list(vars(value)), value, code)]
             )
         return _within(value)
@@ -224,5 +225,7 @@ def _is_full(cell: Any) -> bool:
         return False
 
 
-def _is_foreign(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).partition(".")[0] in _FOREIGN
+def is_foreign(value: Any) -> bool:
+    """Return whether a function, class or module is of torch, its libraries, Python or pipecompile: not the user's."""
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    return str(module).partition(".")[0] in _FOREIGN

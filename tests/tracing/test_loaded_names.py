@@ -7,7 +7,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from pipecompile.tracing.loaded_names import imported_modules, loaded_globals, names_in
+from pipecompile.tracing.loaded_names import (
+    bound_attributes,
+    bound_globals,
+    imported_modules,
+    loaded_globals,
+    names_in,
+)
 
 SCALE = 2.0
 
@@ -71,3 +77,19 @@ def test_a_relative_import_is_of_the_package_of_the_function() -> None:
         assert imported_modules(scope["f"]) == [module]
     finally:
         del sys.modules["pipecompile_test_package.part"]
+
+
+def test_names_that_code_binds_are_those_of_stores_and_deletions_also_inside() -> None:
+    def function(thing: Any) -> Any:
+        global BOUND  # noqa: PLW0603
+        BOUND = thing.read
+
+        def inner() -> None:
+            global GONE  # noqa: PLW0603
+            thing.written = 1
+            del GONE, thing.removed
+
+        return inner
+
+    assert bound_globals(function.__code__) == {"BOUND", "GONE"}
+    assert bound_attributes(function.__code__) == {"written", "removed"}

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import FunctionType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.container_items import size_of, values_in
 from pipecompile.tracing.loaded_names import names_in
 from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.outer_bindings import OuterBindings
 from pipecompile.tracing.state.shared_objects import is_shared
 from pipecompile.tracing.state.snapshot import can_hold, content_of, contents_restored, places_of, tensors_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
@@ -69,26 +71,32 @@ def reads_objects(function: Callable[..., Any] | None) -> bool:
 
 @contextmanager
 def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[None]:
-    """Restore, when the block ends, modules, tensors and containers that the functions of a model name as globals or close over.
+    """Restore, when the block ends, modules, tensors, containers and objects that the functions of a model name as globals or close over.
 
-    Without `tensors`, contents are left as they are: for a block that records on fake tensors. What it changes is lost, with a warning.
+    The names themselves are bound as before. Without `tensors`, contents are left as they are: for a block that records on fake
+    tensors. What it changes is lost, with a warning.
     """
     own, code = {id(module) for module in model.modules()}, reachable(model)
     roots = [one for one in code.objects if _may_be_state(one) and id(one) not in own]
     alone = [one for one in code.objects if isinstance(one, torch.Tensor)]
-    if not (roots or alone) or not _is_users(
-        model
-    ):  # the call of a loss is a model of the recorder's: `function_restored` is around it
+    if not _is_users(model):  # the call of a loss is a model of the recorder's: `function_restored` is around it
         yield
         return
-    places = places_of(*roots, most=_MOST)
+    places, bindings = places_of(*roots, most=_MOST), OuterBindings(model, code)
     before = [(place.container, content_of(place.container)) for place in places]
+    names: list[str] = []
     with contents_restored(places), tensors_restored(*roots, alone, most=_MOST) if tensors else nullcontext():
-        yield
+        try:
+            yield
+        finally:
+            for binding in bindings.changed():
+                names.append(binding.name)
+                binding.restore()
         changed = [] if tensors else [one for one, content in before if not _is_same(content_of(one), content)]
-    if changed:
+    if (changed or names) and not tensors:
+        listed = ", ".join([*sorted({*names}), *([_names(changed, code.functions)] if changed else [])])
         warn(
-            f"{type(model).__name__}.forward changes {_names(changed, code.functions)}, which is no part of the model: a pipeline leaves it"
+            f"{type(model).__name__}.forward changes {listed}, which is no part of the model: a pipeline leaves it"
             " as it is. Try a buffer or an attribute of the model instead",
             RecordingWarning,
         )
@@ -117,7 +125,8 @@ library, or the data set behind a trainer.
 def _may_be_state(value: Any) -> bool:
     if isinstance(value, (dict, list, set, deque)):
         return size_of(value) <= _MOST and not any(isinstance(one, (type, str)) for one in values_in(value))
-    return isinstance(value, nn.Module)
+    is_object = can_hold(value) and not isinstance(value, (FunctionType, MethodType, partial, tuple))
+    return isinstance(value, nn.Module) or (is_object and _is_users(value) and not is_shared(value))
 
 
 _MOST_ROOTS = 100
