@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserList
+from queue import SimpleQueue
 
 import torch
 from bodies import Body, rows
@@ -60,11 +60,11 @@ def test_a_model_on_meta_takes_inputs_from_the_cpu():
 
 
 def test_twins_are_parameters_and_tied_ones_are_one():
-    seen: UserList[bool] = UserList()  # what a recording adds to a list is taken back
+    seen: SimpleQueue[list[bool]] = SimpleQueue()  # what a recording adds to a list is taken back
 
     class Looks(Spread):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.extend(
+            seen.put(
                 [
                     type(self.a.weight) is nn.Parameter,
                     isinstance(self.a.weight, nn.Parameter),
@@ -74,19 +74,19 @@ def test_twins_are_parameters_and_tied_ones_are_one():
             return super().forward(x)
 
     trace(Looks(), torch.randn(3, 4))
-    assert seen == [True, True, True]
+    assert seen.get() == [True, True, True]
 
 
 def test_inputs_keep_their_memory_format_and_their_wish_for_a_gradient():
-    seen: UserList[bool] = UserList()  # what a recording adds to a list is taken back
+    seen: SimpleQueue[list[bool]] = SimpleQueue()  # what a recording adds to a list is taken back
 
     class Looks(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            seen.extend([x.is_contiguous(memory_format=torch.channels_last), x.requires_grad, y.requires_grad])
+            seen.put([x.is_contiguous(memory_format=torch.channels_last), x.requires_grad, y.requires_grad])
             return x
 
     trace(Looks(), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.randn(2, requires_grad=True))
-    assert seen == [True, False, True]
+    assert seen.get() == [True, False, True]
 
 
 def made_of_numbers(m, x):

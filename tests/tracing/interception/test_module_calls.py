@@ -4,7 +4,7 @@ import copy
 import functools
 import threading
 import warnings
-from collections import UserList
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -148,16 +148,16 @@ def test_a_compiled_submodule_is_recorded_as_what_it_was(agrees):
 
 
 def test_other_threads_are_not_recorded():
-    seen = UserList()  # what a recording adds to a list is taken back
+    seen: SimpleQueue[torch.Tensor] = SimpleQueue()  # what a recording adds to a list is taken back
 
     def body(m, x):
-        thread = threading.Thread(target=lambda: seen.append(nn.Linear(2, 2)(torch.ones(1, 2))))
+        thread = threading.Thread(target=lambda: seen.put(nn.Linear(2, 2)(torch.ones(1, 2))))
         thread.start()
         thread.join()
         return m.a(x)
 
     assert len([n for n in trace(Body(body), *rows(2)).graph.nodes if n.op.startswith("call_")]) == 1
-    assert type(seen[0]) is torch.Tensor
+    assert type(seen.get()) is torch.Tensor
 
 
 def test_everything_is_put_back_even_after_a_failure():
