@@ -8,7 +8,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-from models import PARTS, SAMPLES, TIMEOUT, WIDTH, WORDS, Block, Net, loss_of
+from models import PARTS, SAMPLES, TIMEOUT, WIDTH, WORDS, Block, Net, NotAsked, loss_of
 from torch import nn
 from torch.nn.functional import linear
 
@@ -44,7 +44,7 @@ def layers_of(kind: str) -> list[object]:
 class Peer:
     def __init__(self, kind: str, *, looped: bool = False, copies: bool = False, sharded: bool = False) -> None:
         if looped:
-            raise NotImplementedError("it has no looped schedule")
+            raise NotAsked("it has no looped schedule")
         deepspeed.init_distributed("gloo", timeout=TIMEOUT)
         self.parts = 2 if copies or sharded else 1
         stages = dist.get_world_size() // self.parts

@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from models import TIMEOUT, Net, loss_of
+from models import TIMEOUT, Net, NotAsked, loss_of
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 PACKAGES = ("torchft-nightly", "torch")
@@ -15,7 +15,7 @@ PACKAGES = ("torchft-nightly", "torch")
 class Peer:
     def __init__(self, kind: str, *, looped: bool = False, copies: bool = False, sharded: bool = False) -> None:
         if not copies or looped or sharded:
-            raise NotImplementedError("it has no pipeline")
+            raise NotAsked("it has no pipeline")
         self.rank, self.world, self.model = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Net(kind)
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.manager = Manager(

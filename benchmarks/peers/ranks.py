@@ -5,6 +5,7 @@ The peer is imported once; each rank of each question is a fork of this process,
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -14,12 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 import warnings
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from models import NotAsked
 from questions import QUESTIONS, short
 
 LIMIT = 200.0
@@ -45,19 +46,25 @@ def lighthouse() -> tuple[subprocess.Popen[str], str]:
 
 def be_rank(peer: Any, question: str, rank: int, file: Path) -> NoReturn:
     """Answer the question in a child, and end."""
+    atexit._clear()  # noqa: SLF001 - what the parent does at its end, such as removing the folder
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     output = os.open(file.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
     told: list[str] = []
     warnings.showwarning = lambda message, *_, **__: told.append(" ".join(str(message).split()))
+    raised = None
     try:
         said = QUESTIONS[question][1](peer)
+    except NotAsked as error:
+        said = f"not asked: {error}"
     except BaseException as error:
-        traceback.print_exc()
-        said = short(error)
+        said, raised = short(error), error
     notes = [text for text in told if "checkpoint" in question and "checkpoint" in text]
     file.write_text(said + "".join(f"; warning: {text[:300]}" for text in notes))
+    if raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)  # as the end of a script would call it
+    atexit._run_exitfuncs()  # noqa: SLF001 - as the end of a script would
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -111,13 +118,20 @@ def is_stopped(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
 
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a checkout
+        return str(getattr(importlib.import_module(package), "__version__", "from its repository"))
+
+
 def main(name: str, *questions: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     server = None
     if name == "torchft":
         server, os.environ["LIGHTHOUSE"] = lighthouse()
     module = importlib.import_module(f"on_{name}")
-    versions = ", ".join(f"{package} {version(package)}" for package in module.PACKAGES)
+    versions = ", ".join(f"{package} {version_of(package)}" for package in module.PACKAGES)
     for question in questions:
         said = ask(module.Peer, question)
         print("ANSWER " + json.dumps({"question": question, "said": said, "versions": versions}), flush=True)

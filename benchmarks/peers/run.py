@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="keep answers here, and ask only what it does not have")
     options = parser.parse_args()
     answers = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    for peer in options.peers.split(","):
+    for peer in filter(None, options.peers.split(",")):
         questions = [q for q in options.questions.split(";") if q not in answers.get(peer, {})]
         if questions:
             ask(options.python, peer, questions, answers, options.json)
