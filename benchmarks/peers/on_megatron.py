@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from cuda_as_cpu import pretend
 from megatron.core import parallel_state
-from megatron.core.model_parallel_config import ModelParallelConfig
+from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
 from models import LENGTH, PARTS, SAMPLES, TIMEOUT, WIDTH, Net, NotAsked, loss_of
 from torch import nn
 
@@ -19,9 +20,9 @@ PACKAGES = ("megatron-core", "torch")
 class Part(nn.Module):
     """Layers of one stage; the schedule gives it the value of the stage before."""
 
-    def __init__(self, model: Net, config: ModelParallelConfig, number: int, count: int) -> None:
+    def __init__(self, model: Net, config: TransformerConfig, number: int, count: int) -> None:
         super().__init__()
-        self.config, self.received = config, None
+        self.config, self.received, self.model_type = config, None, ModelType.encoder_or_decoder
         size = 4 // count
         if number == 0:
             self.tok_embeddings = model.tok_embeddings
@@ -48,13 +49,15 @@ class Peer:
         parallel_state.initialize_model_parallel(
             pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2 if looped else None
         )
-        config = ModelParallelConfig(
+        config = TransformerConfig(
+            num_layers=4,
+            hidden_size=WIDTH,
+            num_attention_heads=1,
             pipeline_model_parallel_size=2,
             virtual_pipeline_model_parallel_size=2 if looped else None,
             pipeline_dtype=torch.float32,
             variable_seq_lengths=not looped,
         )
-        config.hidden_size = WIDTH
         rank, count, model = dist.get_rank(), 4 if looped else 2, Net(kind)
         self.parts = [Part(model, config, number, count) for number in range(rank, count, 2)]
         self.run, self.looped = get_forward_backward_func(), looped

@@ -31,7 +31,9 @@ def short(error: BaseException) -> str:
 def once(make: Make, kind: str, samples: int = SAMPLES, *, ignored: bool = False, **settings: bool) -> str:
     """Return how the gradients of one step compare with eager."""
     peer, (x, y) = make(kind, **settings), batch(samples, ignored=ignored)
-    for _ in range(2 if "copies" in settings else 1):  # in the first step torchft's copies copy the weights of the first
+    for _ in range(
+        2 if "copies" in settings else 1
+    ):  # in the first step torchft's copies copy the weights of the first
         peer.step(x, y)
     return compared(peer.gradients(), eager_gradients(kind, x, y))
 

@@ -46,7 +46,7 @@ def lighthouse() -> tuple[subprocess.Popen[str], str]:
 
 def be_rank(peer: Any, question: str, rank: int, file: Path) -> NoReturn:
     """Answer the question in a child, and end."""
-    atexit._clear()  # noqa: SLF001 - what the parent does at its end, such as removing the folder
+    atexit._clear()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     output = os.open(file.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
@@ -64,7 +64,7 @@ def be_rank(peer: Any, question: str, rank: int, file: Path) -> NoReturn:
     file.write_text(said + "".join(f"; warning: {text[:300]}" for text in notes))
     if raised:
         sys.excepthook(type(raised), raised, raised.__traceback__)  # as the end of a script would call it
-    atexit._run_exitfuncs()  # noqa: SLF001 - as the end of a script would
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

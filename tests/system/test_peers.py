@@ -18,7 +18,10 @@ UNEVEN, LOADER = "uneven last batch (10 samples, 4 micro-batches)", "rank whose 
     ("peer", "said"),
     [
         ("pipecompile", {UNEVEN: "equal to eager", LOADER: "ValueError: bad sample 17"}),
-        ("torch", {UNEVEN: "Expected input batch_size (16) to match target batch_size", LOADER: "ValueError: bad sample 17"}),
+        (
+            "torch",
+            {UNEVEN: "Expected input batch_size (16) to match target batch_size", LOADER: "ValueError: bad sample 17"},
+        ),
     ],
 )
 def test_peers_answer(peer: str, said: dict[str, str], tmp_path: Path) -> None:
@@ -30,4 +33,6 @@ def test_peers_answer(peer: str, said: dict[str, str], tmp_path: Path) -> None:
     for question, part in said.items():
         assert part in answers[question]["said"]
         assert answers[question]["said"] in text
-    assert ("rank 1 failed outside a step: ValueError: bad sample 17" in answers[LOADER]["said"]) == (peer == "pipecompile")
+    assert ("rank 1 failed outside a step: ValueError: bad sample 17" in answers[LOADER]["said"]) == (
+        peer == "pipecompile"
+    )
