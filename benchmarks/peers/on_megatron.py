@@ -57,6 +57,7 @@ class Peer:
             virtual_pipeline_model_parallel_size=2 if looped else None,
             pipeline_dtype=torch.float32,
             variable_seq_lengths=not looped,
+            moe_token_dispatcher_type="alltoall",  # the default refuses variable lengths
         )
         rank, count, model = dist.get_rank(), 4 if looped else 2, Net(kind)
         self.parts = [Part(model, config, number, count) for number in range(rank, count, 2)]
