@@ -29,14 +29,14 @@ __all__ = ["MOST_ACTIONS", "ExactProblem", "ExactResult", "cp_sat", "solve_exact
 MOST_ACTIONS = 6000
 """Actions up to which a model is built: it takes some 0.2 ms an action, and beyond some thousand CP-SAT improves little in seconds."""
 
-_LEAST_SECONDS = 4e-4
+_LEAST_SECONDS = 6e-4
 """Deterministic seconds per action without which no model is built: several are."""
 
 _REFUTATIONS, _REFUTATION_SECONDS = 6, 0.01
 """Halvings of the gap, and the share of the budget that each may take."""
 
 _SEARCH_SHARE = 0.4
-"""Share of the budget for the search for the shortest schedule; windows take the rest."""
+"""Share of the budget for the search for the shortest schedule; windows take the rest. Without an incumbent there are no windows."""
 
 _WINDOW_SECONDS = 0.05
 """Deterministic seconds of a window: of 64 cells, most windows of a quarter of the step are searched to the end in half of it."""
@@ -101,7 +101,7 @@ def solve_exactly(
     budget = Budget(seconds[0], perf_counter() + seconds[1])
     search = _ExactSearch(problem, incumbent, shorter_than, bound, budget)
     search.refute(_REFUTATION_SECONDS * seconds[0])
-    search.search(_SEARCH_SHARE * seconds[0])
+    search.search(seconds[0] * (_SEARCH_SHARE if incumbent else 1.0))
     search.move_windows()
     return ExactResult(search.best, search.bound, budget.is_interrupted)
 

@@ -128,7 +128,7 @@ def test_windows_improve_a_schedule_that_the_whole_search_does_not_close() -> No
     """Eight stages of unequal length to and fro on four devices."""
     costs = make_costs(8, 4, chain(8), forward=[1.0 + s * 5 % 7 for s in range(8)], transfer=0.3)
     evaluator = Evaluator((0, 1, 2, 3, 3, 2, 1, 0), chain(8), costs, None)
-    incumbent = build_schedule("zbv", 8, 8, n_devices=4)
+    incumbent = build_schedule("v-min", 8, 8, n_devices=4)
     before = evaluator.seconds(incumbent)
     problem = ExactProblem(evaluator, evaluator.workload(), 8)
     search = exact._ExactSearch(problem, incumbent, before, 0.0, Budget(0.5, float("inf")))
