@@ -7,7 +7,7 @@
     priority_rules      candidate rules ──► list_scheduling: one rule ──► one schedule
     list_search         rules within a budget, memory correction, hill climbing
     critical_swaps      tabu search on the critical path of the best schedule
-    exact               CP-SAT on exact_model proves the bound and improves the schedule (exact_rows); ticks are its times
+    exact               CP-SAT (exact_solver) on exact_model proves the bound and improves the schedule (exact_incumbent, exact_rows); ticks are its times
     tie_breaks          of equally fast schedules the one that holds least; deadline: the time limit
     evaluate            step time and memory of any candidate
 

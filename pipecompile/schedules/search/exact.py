@@ -1,49 +1,51 @@
 """The exact back end: CP-SAT of OR-Tools proves how good a schedule is, and improves it.
 
-    incumbent ──► hint ──┐
-    bound     ──► floor ─┼──► CP-SAT: proof by search, and neighbourhoods around the incumbent ──► rows, bound
-    seconds   ──► limit ─┘
+    refute     is there a schedule of at most t seconds? No: t is a bound. Halving the gap by propagation alone takes little time
+    search     for the shortest schedule: closes small cases
+    windows    the order of the best schedule is kept outside a window of time and searched within; the window moves on
 
-OR-Tools is the extra `exact` of this package. It is imported when it is first needed. Without it nothing is proven beyond the bounds of
-`makespan_bound.py`.
+All models have the makespan of the best schedule as their horizon, so a model without a solution proves that nothing is shorter.
+Without OR-Tools nothing is proven beyond the bounds of `makespan_bound.py`.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
+from itertools import count
 from time import perf_counter
 from typing import Any
 
-from pipecompile.ir import Kind, Schedule
+from pipecompile.ir import Schedule
 from pipecompile.schedules.search.evaluate import Evaluator
+from pipecompile.schedules.search.exact_incumbent import add_hint, keep_order
 from pipecompile.schedules.search.exact_model import ExactModel, build_model
 from pipecompile.schedules.search.exact_rows import rows_of
+from pipecompile.schedules.search.exact_solver import Budget, cp_sat, run
 from pipecompile.schedules.search.list_search import EvaluatedSchedule
 from pipecompile.schedules.search.workload import Workload
-from pipecompile.simulation.event_walk import walk
-from pipecompile.simulation.from_schedule import tasks_of_schedule
 
 __all__ = ["MOST_ACTIONS", "ExactProblem", "ExactResult", "cp_sat", "solve_exactly"]
 
 MOST_ACTIONS = 6000
 """Actions up to which a model is built: it takes some 0.2 ms an action, and beyond some thousand CP-SAT improves little in seconds."""
 
-_BUILD_SECONDS = 1e-4
-"""Seconds per action that it takes at least to build a model and to begin."""
+_LEAST_SECONDS = 6e-4
+"""Deterministic seconds per action without which no model is built: several are."""
 
-_PHASES = (0.4, 1), (0.6, 8)
-"""Shares of the time, and searches that take turns: one search closes small cases at once; of eight, some raise the bound, and some search
-neighbourhoods of the incumbent."""
+_REFUTATIONS, _REFUTATION_SECONDS = 6, 0.01
+"""Halvings of the gap, and the share of the budget that each may take."""
 
+_SEARCH_SHARE = 0.4
+"""Share of the budget for the search for the shortest schedule; windows take the rest. Without an incumbent there are no windows."""
 
-@cache
-def cp_sat() -> Any:
-    """Return the module of CP-SAT, or None if OR-Tools is not installed."""
-    return import_module("ortools.sat.python.cp_model") if find_spec("ortools") is not None else None
+_WINDOW_SECONDS = 0.05
+"""Deterministic seconds of a window: of 64 cells, most windows of a quarter of the step are searched to the end in half of it."""
+
+_WIDTHS = (0.25, 0.4, 0.6)
+"""Widths of windows as shares of the step: the next after the windows of one width, half overlapping, have found nothing."""
+
+_STEP = 1e-4
+"""Relative improvement that a window has to find: less is not worth a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,18 @@ class ExactProblem:
     workload: Workload
     n_microbatches: int
     recompute: bool = False
+
+    @property
+    def n_actions(self) -> int:
+        """Return the number of F, I and W."""
+        return 3 * self.n_microbatches * self.workload.n_stages
+
+    def model(self, horizon: float, bound: float) -> ExactModel:
+        """Return the model of schedules that take from `bound` to `horizon` seconds."""
+        return build_model(
+            cp_sat(), self.workload, self.n_microbatches, self.evaluator.capacity, self.evaluator.costs.engines,
+            horizon=horizon, bound=bound, recompute=self.recompute,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,79 +95,100 @@ def solve_exactly(
     `incumbent` is a schedule of the same placement, where there is one. `seconds` limits the deterministic time of CP-SAT, which is
     the same in every run, and the time on the clock.
     """
-    module, start = cp_sat(), perf_counter()
-    n_actions = 3 * problem.n_microbatches * problem.workload.n_stages
-    if module is None or n_actions > MOST_ACTIONS or min(seconds) <= n_actions * _BUILD_SECONDS:
+    n_actions = problem.n_actions
+    if cp_sat() is None or n_actions > MOST_ACTIONS or min(seconds) <= n_actions * _LEAST_SECONDS:
         return ExactResult(None, bound)
-    built = build_model(
-        module, problem.workload, problem.n_microbatches, problem.evaluator.capacity, problem.evaluator.costs.engines,
-        horizon=shorter_than, bound=bound, recompute=problem.recompute,
-    )  # fmt: skip
-    if incumbent is not None:
-        _hint(built, incumbent, problem.evaluator)
-    best, proven, is_interrupted = None, bound, False
-    for share, workers in _PHASES:
-        solver = module.CpSolver()
-        solver.parameters.num_workers, solver.parameters.interleave_search = workers, workers > 1
-        solver.parameters.max_deterministic_time = share * seconds[0]
-        solver.parameters.max_time_in_seconds = max(0.01, min(1e6, seconds[1] - (perf_counter() - start)))
-        status, is_interrupted = _solved(solver, built.model)
+    budget = Budget(seconds[0], perf_counter() + seconds[1])
+    search = _ExactSearch(problem, incumbent, shorter_than, bound, budget)
+    search.refute(_REFUTATION_SECONDS * seconds[0])
+    search.search(seconds[0] * (_SEARCH_SHARE if incumbent else 1.0))
+    search.move_windows()
+    return ExactResult(search.best, search.bound, budget.is_interrupted)
+
+
+@dataclass(slots=True)
+class _ExactSearch:
+    """The state of the search: nothing is shorter than `bound`, and something takes `seconds`. Equal: nothing is left to do."""
+
+    problem: ExactProblem
+    incumbent: Schedule | None
+    seconds: float
+    bound: float
+    budget: Budget
+    best: EvaluatedSchedule | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the gap is open and a run may begin."""
+        return self.bound < self.seconds * (1 - 1e-9) and self.budget.is_left
+
+    def refute(self, seconds: float) -> None:
+        """Raise the bound: halve the part of the gap in which nothing is refuted, with `seconds` for each half."""
+        above = self.seconds
+        for _ in range(_REFUTATIONS):
+            if not self.is_open:
+                break
+            target = (self.bound + above) / 2
+            model = self.problem.model(target, target)
+            solver, status = self._run(model, seconds, presolve=False)
+            if status == cp_sat().INFEASIBLE:
+                self.bound = target
+            else:
+                above = target
+                self._take(model, solver, status)
+
+    def search(self, seconds: float) -> None:
+        """Search for the shortest schedule."""
+        if not self.is_open:
+            return
+        module, horizon = cp_sat(), self.seconds
+        model = self.problem.model(horizon, self.bound)
+        if self.incumbent is not None:
+            add_hint(model, self.incumbent, self.problem.evaluator)
+        solver, status = self._run(model, seconds, presolve=True)
         if status == module.INFEASIBLE:
-            return ExactResult(best, shorter_than)
-        proven = max(proven, min(shorter_than, solver.best_objective_bound * built.tick.size))
-        if status in (module.OPTIMAL, module.FEASIBLE):
-            best = _shorter(best, _solution(problem, built, solver, shorter_than))
-        if status == module.OPTIMAL or is_interrupted or perf_counter() - start > seconds[1]:
-            break
-    return ExactResult(best, proven, is_interrupted)
+            self.bound = horizon
+            return
+        self.bound = max(self.bound, min(horizon, solver.best_objective_bound * model.tick.size))
+        self._take(model, solver, status)
 
+    def move_windows(self) -> None:
+        """Search windows of the incumbent, until one sweep of every width has found nothing."""
+        for width in _WIDTHS:
+            failures, sweep = 0, int(2 / width)
+            for place in count():
+                if not self._is_worth_windows() or failures >= sweep:
+                    break
+                start = place % sweep * width / 2
+                failures = 0 if self._improved(start, start + width) else failures + 1
 
-def _solved(solver: Any, model: Any) -> tuple[Any, bool]:
-    """Return the status of the solver, and whether Ctrl-C has ended it. It runs in a thread: this one can then receive Ctrl-C."""
-    solver.parameters.catch_sigint_signal = False
-    with ThreadPoolExecutor(1) as pool:
-        solution = pool.submit(solver.solve, model)
-        try:
-            return solution.result(), False
-        except KeyboardInterrupt:
-            solver.stop_search()
-            return solution.result(), True
+    def _is_worth_windows(self) -> bool:
+        return self.incumbent is not None and self.is_open and self.bound < self.seconds * (1 - _STEP)
 
+    def _improved(self, start: float, end: float) -> bool:
+        """Return whether another order between two shares of the step is shorter."""
+        assert self.incumbent is not None
+        horizon = max(self.bound, self.seconds * (1 - _STEP))
+        model = self.problem.model(horizon, self.bound)
+        add_hint(model, self.incumbent, self.problem.evaluator)
+        keep_order(model, self.incumbent, self.problem.evaluator, (start, end))
+        solver, status = self._run(model, _WINDOW_SECONDS, presolve=False)
+        return self._take(model, solver, status)
 
-def _solution(problem: ExactProblem, built: ExactModel, solver: Any, shorter_than: float) -> EvaluatedSchedule | None:
-    """Return the simulated schedule of a solution; None if it is not shorter, or exceeds the memory beyond what the model counts."""
-    workload, evaluator = problem.workload, problem.evaluator
-    rows = rows_of(built, solver.value, workload)
-    schedule = Schedule(workload.n_stages, problem.n_microbatches, workload.placement, rows)
-    seconds = evaluator.seconds(schedule)
-    fits = seconds < shorter_than and not any(evaluator.excess(schedule))
-    return EvaluatedSchedule(seconds, schedule, evaluator) if fits else None
+    def _run(self, model: ExactModel, seconds: float, *, presolve: bool) -> tuple[Any, Any]:
+        return run(model.model, self.problem.n_actions, self.budget, seconds, presolve=presolve)
 
-
-def _shorter(best: EvaluatedSchedule | None, found: EvaluatedSchedule | None) -> EvaluatedSchedule | None:
-    """Return the shorter of two schedules that may be missing: a later solution can be longer with launches by the host."""
-    return min((each for each in (best, found) if each), key=lambda each: each.seconds, default=None)
-
-
-def _hint(built: ExactModel, incumbent: Schedule, evaluator: Evaluator) -> None:
-    """Add the times of the incumbent in ticks as a hint."""
-    tasks, tick = tasks_of_schedule(incumbent, evaluator.routes, evaluator.costs), built.tick
-    tasks.seconds = [float(tick.down(seconds)) for seconds in tasks.seconds]
-    tasks.delays = [float(tick.down(seconds)) for seconds in tasks.delays]
-    times = walk(tasks, evaluator.costs.engines)
-    recomputed = set()
-    for action, start, end in zip(tasks.actions, times.start, times.end, strict=True):
-        if action is None:
-            continue
-        s, m, kind = action.stage, action.microbatch, action.kind
-        cell = Kind.INPUT_GRAD if kind is Kind.BACKWARD else kind
-        if (cell, s, m) in built.start:
-            built.model.add_hint(built.start[cell, s, m], int(start))
-        if kind is Kind.RECOMPUTE:
-            recomputed.add(s)
-        if (s, m) in built.is_whole and cell is Kind.INPUT_GRAD:
-            built.model.add_hint(built.is_whole[s, m], kind is Kind.BACKWARD)
-            if kind is Kind.BACKWARD:
-                built.model.add_hint(built.start[Kind.WEIGHT_GRAD, s, m], int(end))
-    for s, flag in built.recomputes.items():
-        built.model.add_hint(flag, s in recomputed)
+    def _take(self, model: ExactModel, solver: Any, status: Any) -> bool:
+        """Return whether the solution is a shorter schedule that fits; it becomes the incumbent. Its rows are simulated: the memory
+        and the launches by the host may exceed what the model counts.
+        """
+        if status not in (cp_sat().OPTIMAL, cp_sat().FEASIBLE):
+            return False
+        workload, evaluator = self.problem.workload, self.problem.evaluator
+        rows = rows_of(model, solver.value, workload)
+        schedule = Schedule(workload.n_stages, self.problem.n_microbatches, workload.placement, rows)
+        seconds = evaluator.seconds(schedule)
+        if seconds >= self.seconds or any(evaluator.excess(schedule)):
+            return False
+        self.seconds, self.incumbent, self.best = seconds, schedule, EvaluatedSchedule(seconds, schedule, evaluator)
+        return True

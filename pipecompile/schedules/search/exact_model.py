@@ -87,7 +87,7 @@ class _ModelBuilder:
         sent = (*workload.forward_transfers, *workload.gradient_transfers)
         durations = [*(x for kind in self.seconds.values() for x in kind), *(t.seconds for each in sent for t in each)]
         tick = Tick.of(durations, horizon, _TICKS)
-        self.cp, self.horizon = module.CpModel(), tick.up(horizon)
+        self.cp, self.horizon = module.CpModel(), tick.down(horizon) if tick.is_exact else tick.up(horizon)
         makespan = self.cp.new_int_var(
             min(tick.up(bound) if tick.is_exact else tick.down(bound), self.horizon), self.horizon, ""
         )

@@ -9,12 +9,15 @@ from itertools import product
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import floats, lists, sampled_from
 
 from pipecompile.ir import Action, Kind, Schedule, chain
-from pipecompile.schedules import auto_schedule
+from pipecompile.schedules import auto_schedule, build_schedule
 from pipecompile.schedules.search import auto, exact
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.exact import ExactProblem, cp_sat, solve_exactly
+from pipecompile.schedules.search.exact_solver import Budget
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.simulation.costs import CostOptions, make_costs
 from pipecompile.simulation.simulator import simulate
@@ -99,6 +102,43 @@ def test_a_bound_is_never_above_the_proven_optimum() -> None:
         verify(result.schedule.schedule)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    times=lists(floats(0.3, 3.0), min_size=6, max_size=6),
+    sizes=lists(floats(4.0, 12.0), min_size=4, max_size=4),
+    room=floats(12.0, 40.0),
+    transfer=sampled_from([0.0, 0.7]),
+)
+def test_no_refuted_step_is_above_the_optimum_of_all_orders(
+    times: list[float], sizes: list[float], room: float, transfer: float
+) -> None:
+    costs = make_costs(
+        2, 2, chain(2), forward=times[:2], input_grad=times[2:4], weight_grad=times[4:], transfer=transfer,
+        saved_bytes=sizes[:2], weight_saved_bytes=[min(pair) for pair in zip(sizes[:2], sizes[2:], strict=True)],
+    )  # fmt: skip
+    evaluator = Evaluator((0, 1), chain(2), costs, MemoryLimit((room, room), in_bytes=True))
+    optimum = shortest(evaluator, 2)
+    problem = ExactProblem(evaluator, evaluator.workload(), 2)
+    search = exact._ExactSearch(problem, None, 2 * optimum, 0.0, Budget(1.0, float("inf")))
+    search.refute(0.01)
+    assert optimum * 0.5 <= search.bound <= optimum * (1 + 1e-9)
+
+
+def test_windows_improve_a_schedule_that_the_whole_search_does_not_close() -> None:
+    """Eight stages of unequal length to and fro on four devices."""
+    costs = make_costs(8, 4, chain(8), forward=[1.0 + s * 5 % 7 for s in range(8)], transfer=0.3)
+    evaluator = Evaluator((0, 1, 2, 3, 3, 2, 1, 0), chain(8), costs, None)
+    incumbent = build_schedule("v-min", 8, 8, n_devices=4)
+    before = evaluator.seconds(incumbent)
+    problem = ExactProblem(evaluator, evaluator.workload(), 8)
+    search = exact._ExactSearch(problem, incumbent, before, 0.0, Budget(0.5, float("inf")))
+    search.move_windows()
+    assert search.best is not None
+    assert search.best.seconds == pytest.approx(search.seconds)
+    assert search.seconds < before
+    verify(search.best.schedule)
+
+
 def test_tight_memory_of_a_v_is_used_in_full() -> None:
     """Values of 9, 3 and 10 bytes beside 88 to 132 saved bytes: list scheduling runs one micro-batch after another."""
     sizes = {"saved_bytes": [88.0, 129.0, 132.0, 102.0], "weight_saved_bytes": [68.0, 104.0, 48.0, 43.0]}
@@ -162,7 +202,7 @@ def test_it_works_beside_highs_and_torch_in_either_order_of_import(order: str) -
     )
     code = f"""{imports}
 import highspy, torch
-from pipecompile.schedules import auto_schedule
+from pipecompile.schedules import auto_schedule, build_schedule
 assert torch.ones(3).sum() == 3
 h = highspy.Highs(); h.setOptionValue("output_flag", False); h.addVar(1.0, 2.0); h.changeColCost(0, 1.0); h.run()
 assert h.getInfo().objective_function_value == 1.0

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from pipecompile.schedules import auto_schedule
-from pipecompile.schedules.search import auto, critical_swaps, exact
+from pipecompile.schedules.search import auto, critical_swaps, exact_solver
 from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
@@ -97,9 +97,9 @@ def test_without_a_bound_there_is_no_certificate(monkeypatch):
     verify(schedule)
 
 
-@pytest.mark.skipif(exact.cp_sat() is None, reason="needs OR-Tools")
+@pytest.mark.skipif(exact_solver.cp_sat() is None, reason="needs OR-Tools")
 def test_a_signal_ends_the_exact_back_end(monkeypatch):
-    results, solve = [], exact._solved
+    results, solve = [], exact_solver.solved
 
     def interrupted(solver, model):
         solver.parameters.max_deterministic_time = 1e6
@@ -111,22 +111,22 @@ def test_a_signal_ends_the_exact_back_end(monkeypatch):
             timer.cancel()
         return results[-1]
 
-    monkeypatch.setattr(exact, "_solved", interrupted)
+    monkeypatch.setattr(exact_solver, "solved", interrupted)
     schedule = auto_schedule(10, 14, n_devices=5, in_flight=4, effort=0.5, time_limit=60, transfer=0.9, **HARD)
     assert [is_interrupted for _, is_interrupted in results] == [True]
     verify(schedule)
 
 
-@pytest.mark.skipif(exact.cp_sat() is None, reason="needs OR-Tools")
+@pytest.mark.skipif(exact_solver.cp_sat() is None, reason="needs OR-Tools")
 def test_after_a_search_ctrl_c_is_still_an_exception():
     """OR-Tools, left to itself, takes the signal away from Python for good: Ctrl-C then kills the process."""
     code = (
         "import signal\n"
         "from pipecompile.schedules import auto_schedule\n"
-        "from pipecompile.schedules.search import exact\n"
+        "from pipecompile.schedules.search import exact_solver\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "solve, calls = exact._solved, []\n"
-        "exact._solved = lambda *each: calls.append(0) or solve(*each)\n"
+        "solve, calls = exact_solver.solved, []\n"
+        "exact_solver.solved = lambda *each: calls.append(0) or solve(*each)\n"
         f"auto_schedule(10, 14, n_devices=5, in_flight=4, effort=0.5, transfer=0.9, **{HARD})\n"
         "try:\n    signal.raise_signal(signal.SIGINT)\n"
         "except KeyboardInterrupt:\n    print('raised', len(calls))\n"

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+
+from pipecompile.schedules.search.exact_solver import BUILD_SECONDS, Budget, cp_sat, run
+
+pytestmark = pytest.mark.skipif(cp_sat() is None, reason="needs OR-Tools")
+
+
+def test_building_and_searching_are_charged_to_the_budget() -> None:
+    model = cp_sat().CpModel()
+    x = model.new_int_var(3, 9, "")
+    model.minimize(x)
+    budget = Budget(1.0, perf_counter() + 60)
+    solver, status = run(model, 100, budget, 0.5, presolve=True)
+    assert status == cp_sat().OPTIMAL
+    assert solver.value(x) == 3
+    assert 0.5 <= budget.seconds <= 1 - 100 * BUILD_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("budget", "is_left"),
+    [(Budget(1.0, float("inf")), True), (Budget(0.0, float("inf")), False), (Budget(1.0, 0.0), False),
+     (Budget(1.0, float("inf"), is_interrupted=True), False)],
+    ids=["left", "spent", "late", "interrupted"],
+)  # fmt: skip
+def test_a_run_may_begin_while_anything_is_left(budget: Budget, is_left: bool) -> None:
+    assert budget.is_left is is_left
