@@ -68,7 +68,9 @@ class ContinuingPipeline(RankPipeline):
                 if self._communicator.guard.lost is None:
                     raise
                 undo.restore()
-                self._go_on(name, error)
+                self._lost.go_on(error, name, self.replicas.parts, self.replicas.unit)
+                self._outcome.renew()
+                self._lockstep.calls = 0
             else:
                 undo.settle()
                 return result
@@ -78,20 +80,6 @@ class ContinuingPipeline(RankPipeline):
         loss = self._options.loss_fn
         modules = [self.model, *([loss] if isinstance(loss, nn.Module) else [])] if runs else []
         return CallUndo(modules, self._is_here, self._cache, inputs)
-
-    def _go_on(self, name: str, error: RunError) -> None:
-        """Go on with the copies that are left, of which one may be lost meanwhile."""
-        while True:
-            try:
-                self._lost.go_on(error, name, self.replicas.parts, self.replicas.unit)
-            except RunError as again:
-                if again is error or self._communicator.guard.lost is None:
-                    raise
-                error = again
-            else:
-                self._outcome.renew()
-                self._lockstep.calls = 0
-                return
 
     # -- the calls ----------------------------------------------------------------------------------------------------
 

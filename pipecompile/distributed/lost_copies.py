@@ -83,16 +83,28 @@ class LostCopies:
         `parts` are what the parts of a batch count, in the order of the copies that there were; empty if that is not known. Raises
         `error` if this rank's own copy is lost, or the store.
         """
-        before = self._communicator.ranks
-        report = self._communicator.guard.lost
+        while not self._goes_on(error, call, dict(zip(self._communicator.ranks.left, parts, strict=False)), unit):
+            lost = self._communicator.guard.lost
+            assert lost is not None
+            error, parts = lost.error(), ()
+
+    def _goes_on(self, error: RunError, call: str, parts: dict[int, float], unit: str) -> bool:
+        """Go on with the ranks that are left. Return whether none of them has failed meanwhile."""
+        communicator = self._communicator
+        before, report = communicator.ranks, communicator.guard.lost
         assert report is not None
         left = self._agreed(error, report)
-        self._warn(report, left, call, dict(zip(before.left, parts, strict=False)), unit)
+        self._warn(report, left, call, parts, unit)
         gone = [before.copies[number] for number in before.left if number not in left]
-        how = report.error().what
-        self._communicator.renew(before.of_copies(left))
-        self._open_groups()
-        note_lost({rank: how for copy in gone for rank in copy})
+        communicator.renew(before.of_copies(left))
+        try:
+            self._open_groups()
+        except RunError:
+            if communicator.guard.lost is None:
+                raise
+            return False
+        note_lost({rank: report.error().what for copy in gone for rank in copy})
+        return True
 
     def _agreed(self, error: RunError, report: FailureReport) -> tuple[int, ...]:
         """Return the numbers of the copies that go on. Raises RunError on the others."""
