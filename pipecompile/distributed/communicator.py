@@ -38,7 +38,9 @@ from pipecompile.distributed.own_groups import GroupUse
 from pipecompile.distributed.posted_wait import PostedWait
 from pipecompile.distributed.process_end import report_uncaught, require_process
 from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.distributed.save_reports import SaveReports
 from pipecompile.distributed.status_board import StatusBoard
+from pipecompile.parameters.save_attendance import explain_by
 
 __all__ = ["Communicator"]
 
@@ -75,6 +77,8 @@ class Communicator:
         ranks = self.ranks
         self.board = StatusBoard(store, ranks.members, self.rank, self.timeout, ranks.copy)
         self.board.absences = Absences(ranks.store(0), ranks.members, self.rank, self.number)
+        self._reports = SaveReports(self.board)  # of this board alone: a save may fail for another reason than a rank that was lost
+        explain_by(self._reports)
         self.guard = FailureGuard(self.board, ranks, self._break)
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}

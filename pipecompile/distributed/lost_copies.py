@@ -113,7 +113,7 @@ class LostCopies:
             if report.rank in ranks.copy:
                 leave(board)
                 if agreed := agreed_copies(board):
-                    raise _dropped(report, agreed)
+                    raise _dropped(report, agreed) from None
                 raise error
             left = copies_left(board, ranks, report)
         except RuntimeError as gone:
@@ -121,7 +121,7 @@ class LostCopies:
                 raise
             raise _store_gone(report) from None
         if ranks.number_of_copy not in left:
-            raise _dropped(report, left) if left else error
+            raise (_dropped(report, left) if left else error) from None
         return left
 
     def _open_groups(self) -> None:
