@@ -67,14 +67,16 @@ class ContinuingPipeline(RankPipeline):
             except RunError as error:
                 if self._communicator.guard.lost is None:
                     raise
-                undo.restore()
-                self._lost.go_on(error, name, self.replicas.parts, self.replicas.unit)
+                with self._lost.leaving():
+                    undo.restore()
+                    self._lost.go_on(error, name, self.replicas.parts, self.replicas.unit)
                 self._outcome.renew()
                 self._lockstep.calls = 0
             else:
                 undo.settle()
                 return result
-        return call()
+        with self._lost.leaving():
+            return call()
 
     def _undo(self, inputs: Any, *, runs: bool) -> CallUndo:
         loss = self._options.loss_fn

@@ -71,7 +71,7 @@ def require_present(ranks: tuple[int, ...]) -> None:
 def _follow_world() -> None:
     """Forget what belongs to a default group that was destroyed."""
     world = dist.group.WORLD
-    if world is not None and _WORLDS != [world]:
+    if world is not None and [world] != _WORLDS:
         _WORLDS[:] = [world]
         _GROUPS.clear()
         _LOST.clear()

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 from torch import nn
@@ -40,7 +41,8 @@ def check_lost_copies(model: nn.Module, ranks: RankMesh | None) -> None:
     elif ranks.device_type != "cpu":
         what, why = f"on ranks of {ranks.device_type!r}", "groups of NCCL that have lost a rank have never been tried"
     elif layers := sync_batchnorm_layers(model):
-        what, why = "with SyncBatchNorm layers", f"the process group of {next(iter(layers))} keeps the ranks that are lost"
+        what = "with SyncBatchNorm layers"
+        why = f"the process group of {next(iter(layers))} keeps the ranks that are lost"
         hint = 'nn.BatchNorm2d and batch_norm="deferred", which has the statistics of the whole batch'
     if what:
         raise InputError(f'lost_copies="continue" is given {what}', why=why, hint=hint)
@@ -77,6 +79,16 @@ class LostCopies:
             communicator.guard.lost = report
             raise report.error()
 
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Let the others know of an error in this context: this rank does not go on."""
+        try:
+            yield
+        except RunError:
+            with suppress(RuntimeError):
+                leave(self._communicator.board)
+            raise
+
     def go_on(self, error: RunError, call: str, parts: Sequence[float], unit: str) -> None:
         """Go on after the failure of a rank of another copy, with the ranks that are left, which call this together.
 
@@ -111,7 +123,6 @@ class LostCopies:
         ranks, board = self._communicator.ranks, self._communicator.board
         try:
             if report.rank in ranks.copy:
-                leave(board)
                 if agreed := agreed_copies(board):
                     raise _dropped(report, agreed) from None
                 raise error
@@ -121,8 +132,14 @@ class LostCopies:
                 raise
             raise _store_gone(report) from None
         if ranks.number_of_copy not in left:
-            raise (_dropped(report, left) if left else error) from None
+            raise (_dropped(self._own(report), left) if left else error) from None
         return left
+
+    def _own(self, report: FailureReport) -> FailureReport:
+        """Return the report of a rank of this rank's copy that has ended, if there is one; else the report that is posted."""
+        board = self._communicator.board
+        ended = ((rank, board.cause(rank, "")) for rank in self._communicator.ranks.copy)
+        return next((FailureReport(rank, cause) for rank, cause in ended if cause), report)
 
     def _open_groups(self) -> None:
         """Open process groups of the ranks that are left, and connections. Raises RunError if one of them fails meanwhile."""
@@ -136,9 +153,7 @@ class LostCopies:
                 raise communicator.board.absent(error) from None
             communicator.connect()
 
-    def _warn(
-        self, report: FailureReport, left: Sequence[int], call: str, parts: dict[int, float], unit: str
-    ) -> None:
+    def _warn(self, report: FailureReport, left: Sequence[int], call: str, parts: dict[int, float], unit: str) -> None:
         ranks = self._communicator.ranks
         gone = [number for number in ranks.left if number not in left]
         lost = sum(parts.get(number, 0.0) for number in gone)

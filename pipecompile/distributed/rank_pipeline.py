@@ -268,11 +268,9 @@ class RankPipeline(RankModule):
                 equal_rows_of_copies(self.replicas.group, "pipe.clip_grad_norm_", settings)
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             total = total_norm(gradients, settings[1], self._groups[0])
-            is_refused = error_if_nonfinite and not total.isfinite()  # by all ranks alike: the pipeline is not lost
-        if is_refused:
+        if error_if_nonfinite and not total.isfinite():  # on all ranks alike: the pipeline is not lost
             raise RuntimeError(f"the norm of the gradients is {total.item()}")
-        with torch.no_grad():
-            scale_to_norm(gradients, total, settings[0])  # when no rank can fail any more
+        scale_to_norm(gradients, total, settings[0])  # when no rank can fail any more
         return total.to(reduce(torch.promote_types, (parameter.dtype for parameter in self.model.parameters())))
 
     def reschedule(self, schedule: Any = None, n_microbatches: int | None = None) -> Pipeline:
@@ -280,8 +278,6 @@ class RankPipeline(RankModule):
         super().reschedule(schedule, n_microbatches)
         self._rescheduled = "after " + reschedule_text(self._cache.options)
         return self
-
-    # -- inspection -------------------------------------------------------------------------------------------------
 
     def gathered(self) -> Timeline | None:
         """Return the timeline of the last step on all ranks; None before the first step. All ranks must call this together.
