@@ -37,7 +37,6 @@ class ContinuingPipeline(RankPipeline):
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh, copied: CompileCache | None = None) -> None:
         super().__init__(model, options, ranks, copied)
         assert self._backend.copies is not None
-        self.replicas.keeps_earlier = True
         self._lost = LostCopies(self._communicator)
         self._outcome = CallOutcome(self._communicator, self._backend.pipeline, self._backend.copies)
 
@@ -59,7 +58,7 @@ class ContinuingPipeline(RankPipeline):
         Raises RunError if this rank's own copy is lost.
         """
         while self._goes_on:
-            self.replicas.parts = ()
+            self.replicas.parts, self.replicas.keeps_earlier = (), True
             undo = self._undo(inputs, runs=runs)
             try:
                 self._lost.check()
@@ -75,6 +74,7 @@ class ContinuingPipeline(RankPipeline):
             else:
                 undo.settle()
                 return result
+        self.replicas.keeps_earlier = False
         with self._lost.leaving():
             return call()
 

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-import torch.distributed as dist
 from torch import nn
 
 from pipecompile.distributed.batchnorm_sync import sync_batchnorm_layers
@@ -95,28 +94,16 @@ class LostCopies:
         `parts` are what the parts of a batch count, in the order of the copies that there were; empty if that is not known. Raises
         `error` if this rank's own copy is lost, or the store.
         """
-        while not self._goes_on(error, call, dict(zip(self._communicator.ranks.left, parts, strict=False)), unit):
-            lost = self._communicator.guard.lost
-            assert lost is not None
-            error, parts = lost.error(), ()
-
-    def _goes_on(self, error: RunError, call: str, parts: dict[int, float], unit: str) -> bool:
-        """Go on with the ranks that are left. Return whether none of them has failed meanwhile."""
-        communicator = self._communicator
-        before, report = communicator.ranks, communicator.guard.lost
-        assert report is not None
-        left = self._agreed(error, report)
-        self._warn(report, left, call, parts, unit)
-        gone = [before.copies[number] for number in before.left if number not in left]
-        communicator.renew(before.of_copies(left))
-        try:
+        before, reports = self._communicator.ranks, list[FailureReport]()
+        while (lost := self._communicator.guard.lost) is not None:  # again if a rank fails meanwhile
+            left = self._agreed(lost.error() if reports else error, lost)
+            reports.append(lost)
+            self._communicator.renew(self._communicator.ranks.of_copies(left))
             self._open_groups()
-        except RunError:
-            if communicator.guard.lost is None:
-                raise
-            return False
-        note_lost({rank: report.error().what for copy in gone for rank in copy})
-        return True
+        after = self._communicator.ranks
+        gone = [number for number in before.left if number not in after.left]
+        note_lost({rank: reports[0].error().what for number in gone for rank in before.copies[number]})
+        self._warn(reports, gone, call, dict(zip(before.left, parts, strict=False)), unit)
 
     def _agreed(self, error: RunError, report: FailureReport) -> tuple[int, ...]:
         """Return the numbers of the copies that go on. Raises RunError on the others."""
@@ -142,27 +129,33 @@ class LostCopies:
         return next((FailureReport(rank, cause) for rank, cause in ended if cause), report)
 
     def _open_groups(self) -> None:
-        """Open process groups of the ranks that are left, and connections. Raises RunError if one of them fails meanwhile."""
+        """Open process groups of the ranks that are left, and connections. If one of them fails meanwhile, the guard has its report."""
         communicator = self._communicator
-        with communicator.guarded():
-            communicator.all_gather_text("copies that are left", str(communicator.ranks.left))
-            try:
-                open_left_group(communicator.ranks.members, communicator.timeout)
-                communicator.replace_group(open_left_group(communicator.ranks.replicas, communicator.timeout))
-            except (RuntimeError, dist.DistError) as error:
-                raise communicator.board.absent(error) from None
-            communicator.connect()
+        try:
+            with communicator.guarded():
+                communicator.all_gather_text("copies that are left", str(communicator.ranks.left))
+                try:
+                    open_left_group(communicator.ranks.members, communicator.timeout)
+                    communicator.replace_group(open_left_group(communicator.ranks.replicas, communicator.timeout))
+                except RuntimeError as error:
+                    raise communicator.board.absent(error) from None
+                communicator.connect()
+        except RunError:
+            if communicator.guard.lost is None:
+                raise
 
-    def _warn(self, report: FailureReport, left: Sequence[int], call: str, parts: dict[int, float], unit: str) -> None:
+    def _warn(
+        self, reports: Sequence[FailureReport], gone: Sequence[int], call: str, parts: dict[int, float], unit: str
+    ) -> None:
         ranks = self._communicator.ranks
-        gone = [number for number in ranks.left if number not in left]
         lost = sum(parts.get(number, 0.0) for number in gone)
         samples = f", without {lost:g} of {sum(parts.values()):g} {unit}" if lost else ""
         warn(
             f"{_named('copy', gone)} of the pipeline {'is' if len(gone) == 1 else 'are'} lost"
-            f" ({_named('rank', [rank for number in gone for rank in ranks.copies[number]])}): {report.error().what}."
-            f" {_named('copy', left).capitalize()} {'goes' if len(left) == 1 else 'go'} on: {call} is done again{samples}."
-            " Later parts of the lost copies are left out, too, if the sampler still deals them out; pipe.copies.left says who there is",
+            f" ({_named('rank', [rank for number in gone for rank in ranks.copies[number]])}):"
+            f" {'; '.join(report.error().what for report in reports)}. {_named('copy', ranks.left).capitalize()}"
+            f" {'goes' if len(ranks.left) == 1 else 'go'} on: {call} is done again{samples}. Later parts of a lost copy are left out, too,"
+            " if the sampler still deals them out; pipe.copies.left says who there is",
             LostCopyWarning,
         )
 
