@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 
 from torch import nn
 
-from pipecompile.distributed.batchnorm_sync import sync_batchnorm_layers
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import FailureReport
 from pipecompile.distributed.left_groups import lost_ranks, note_lost, open_left_group
@@ -39,9 +38,9 @@ def check_lost_copies(model: nn.Module, ranks: RankMesh | None) -> None:
         what, why = 'with layers in parts (a mesh with "tp")', "layers may have a message under way when a rank fails"
     elif ranks.device_type != "cpu":
         what, why = f"on ranks of {ranks.device_type!r}", "groups of NCCL that have lost a rank have never been tried"
-    elif layers := sync_batchnorm_layers(model):
+    elif layers := [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]:
         what = "with SyncBatchNorm layers"
-        why = f"the process group of {next(iter(layers))} keeps the ranks that are lost"
+        why = f"the process group of {layers[0]} keeps the ranks that are lost"
         hint = 'nn.BatchNorm2d and batch_norm="deferred", which has the statistics of the whole batch'
     if what:
         raise InputError(f'lost_copies="continue" is given {what}', why=why, hint=hint)

@@ -58,6 +58,11 @@ class Lossy:
     batch_norm: str = "each"
     ends: tuple[int, ...] = ()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a step in which a rank ends may count: the rank was past its part."""
+        return any(loss.phase == "at the outcome" for loss in self.losses)
+
     def left(self, step: int) -> tuple[int, ...]:
         """Return the copies whose samples are in a step. What fails after the step, in the optimizer, is lost in the next one."""
         gone = {
@@ -224,7 +229,7 @@ def _rank(job: Lossy, rank: int, line: Connection, folder: Path) -> None:
 # -- in one process ---------------------------------------------------------------------------------------------------
 
 
-def reference(job: Lossy) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
+def reference(job: Lossy, lefts: Sequence[tuple[int, ...]]) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     """Return the losses of a loop over the samples of the copies that are left in each step, and the state of each copy."""
     torch.manual_seed(0)
     models = [Net() for _ in range(job.copies)]
@@ -232,8 +237,7 @@ def reference(job: Lossy) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
         model.load_state_dict(models[0].state_dict())
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
     losses = []
-    for step in range(STEPS):
-        left = job.left(step)
+    for step, left in enumerate(lefts):
         losses.append(_step([models[number] for number in left], step, left, deferred=job.batch_norm == "deferred"))
         for number in left if step % 2 else ():
             nn.utils.clip_grad_norm_(models[number].parameters(), 0.5)
@@ -299,18 +303,40 @@ def _await(ranks: Sequence[Any], patience: float) -> None:
 
 def _wrong(job: Lossy, folder: Path) -> list[str]:
     torch.set_num_threads(1)
-    losses, states = reference(job)
-    wrong = []
+    lefts = _lefts(job, folder)
+    losses, states = reference(job, lefts)
+    wrong = [
+        f"step {step} is of copies {left}"
+        for step, left in enumerate(lefts)
+        if left not in (job.left(step), *([job.left(step - 1)] if job.is_open else []))
+    ]
     for rank in range(2 * job.copies):
         file = folder / f"{rank}.said"
         said = file.read_text() if file.exists() else "nothing"
         own = next((loss.kind for loss in job.losses if loss.rank == rank), "")
-        wrong += [f"rank {rank} {fault}" for fault in _faults(job, folder, rank, own, said, losses, states)]
+        wrong += [f"rank {rank} {fault}" for fault in _faults(job, folder, rank, own, said, lefts, losses, states)]
     return wrong
 
 
+def _lefts(job: Lossy, folder: Path) -> list[tuple[int, ...]]:
+    """Return the copies of each step, as the first rank that goes on to the end has noted them."""
+    first = 2 * min(job.left(STEPS), default=0)
+    return [tuple(left) for _, _, left in _rows(folder, first)]
+
+
+def _rows(folder: Path, rank: int) -> list[Any]:
+    return [json.loads(line) for line in (folder / f"{rank}.jsonl").read_text().splitlines()]
+
+
 def _faults(
-    job: Lossy, folder: Path, rank: int, own: str, said: str, losses: Sequence[float], states: Sequence[Any]
+    job: Lossy,
+    folder: Path,
+    rank: int,
+    own: str,
+    said: str,
+    lefts: Sequence[tuple[int, ...]],
+    losses: Sequence[float],
+    states: Sequence[Any],
 ) -> list[str]:
     """Return what is wrong with what one rank said and computed."""
     if own in ("kill", "_exit"):
@@ -321,11 +347,11 @@ def _faults(
         return [f"said {said:.300}"] * (expected not in said)
     if said != "ended well":
         return [f"said {said:.600}"]
-    rows = [json.loads(line) for line in (folder / f"{rank}.jsonl").read_text().splitlines()]
+    rows = _rows(folder, rank)
     faults = [f"ran steps {[row[0] for row in rows]}"] * ([row[0] for row in rows] != list(range(STEPS)))
     for step, loss, left in rows:
-        if tuple(left) != job.left(step):
-            faults.append(f"has copies {left} in step {step}, not {job.left(step)}")
+        if tuple(left) != lefts[step]:
+            faults.append(f"has copies {left} in step {step}, and another rank {lefts[step]}")
         if abs(loss - losses[step]) > 1e-6:
             faults.append(f"has loss {loss} in step {step}, not {losses[step]}")
     state = torch.load(folder / f"{rank}.pt")
