@@ -77,7 +77,9 @@ class Communicator:
         ranks = self.ranks
         self.board = StatusBoard(store, ranks.members, self.rank, self.timeout, ranks.copy)
         self.board.absences = Absences(ranks.store(0), ranks.members, self.rank, self.number)
-        self._reports = SaveReports(self.board)  # of this board alone: a save may fail for another reason than a rank that was lost
+        self._reports = SaveReports(
+            self.board
+        )  # of this board alone: a save may fail for another reason than a rank that was lost
         explain_by(self._reports)
         self.guard = FailureGuard(self.board, ranks, self._break)
         self._outboxes: dict[int, Outbox] = {}
@@ -102,7 +104,7 @@ class Communicator:
         """Take a replica group of the ranks that are left in place of the one before."""
         before = self.ranks.replica_group
         assert before is not None
-        self._successors = {one: group for one in (*self._successors, before)}
+        self._successors = dict.fromkeys((*self._successors, before), group)
         self.ranks = replace(self.ranks, replica_group=group)
         self.groups = GroupUse(self.ranks)
 

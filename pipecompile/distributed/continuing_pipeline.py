@@ -1,8 +1,8 @@
 """A pipeline of several copies that goes on without those that it loses: a call that fails is undone, and made again by the others.
 
-    call ──► all ranks are past their part ──► done, on all
-      ▲  └─► a rank of another copy fails ──► undone, on all that are left ──► new groups ─┐
-      └────────────────────────────────────────────────────────────────────────────────────┘
+call ──► all ranks are past their part ──► done, on all
+  ▲  └─► a rank of another copy fails ──► undone, on all that are left ──► new groups ─┐
+  └────────────────────────────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loss of copies of a pipeline that goes on: which mesh allows it, and how the ranks that are left take up the work.
 
-    rank 3 fails ──► its copy raises
-                     the others agree on who is left ──► new board, groups and connections ──► the call again
+rank 3 fails ──► its copy raises
+                 the others agree on who is left ──► new board, groups and connections ──► the call again
 """
 
 from __future__ import annotations

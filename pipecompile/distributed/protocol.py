@@ -155,7 +155,9 @@ PIPELINES = StoreKey(
 THREAD = StoreKey(
     "thread/{rank}", "the rank", "how one of its threads has ended by an exception; of all pipelines of its ranks"
 )
-OUTCOME = StoreKey("outcome/{first}/{run}", "the first to know", "done, or the FailureReport with which a call is undone")
+OUTCOME = StoreKey(
+    "outcome/{first}/{run}", "the first to know", "done, or the FailureReport with which a call is undone"
+)
 STAYS = StoreKey("stays/{rank}", "the rank", "yes if it goes on without the copy of the rank that failed, else no")
 LEFT = StoreKey("left", "the first to know", "numbers of the copies that go on")
 

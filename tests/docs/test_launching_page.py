@@ -170,11 +170,18 @@ def test_copies_go_on_without_an_agent_or_a_rank(folder: Path, lost: str, pytest
     needs_full(pytestconfig)
     (text,) = re.findall(r"```sh\n(torchrun --nnodes=3.*)\n```", PAGE)
     script, port = folder / "copies.py", free_port()
-    script.write_text(script.read_text().replace("    optimizer.zero_grad()", "    __import__('time').sleep(0.2)\n    optimizer.zero_grad()"))
+    script.write_text(
+        script.read_text().replace(
+            "    optimizer.zero_grad()", "    __import__('time').sleep(0.2)\n    optimizer.zero_grad()"
+        )
+    )
     options = shlex.split(text.replace("$HEAD:29400", f"localhost:{port}"))[1:-1]
     is_apart = "beside" in lost
     store = store_of_page(port) if is_apart else None
-    agents = [_agent(folder, [*options, f"--rdzv-conf=is_host={int(n == 0 and not is_apart)}", "copies.py"], n) for n in range(3)]
+    agents = [
+        _agent(folder, [*options, f"--rdzv-conf=is_host={int(n == 0 and not is_apart)}", "copies.py"], n)
+        for n in range(3)
+    ]
     victim = 0 if is_apart else 2
     try:
         wait_for(lambda: "step 3 of copies (0, 1, 2)" in log_of(folder, 3))
