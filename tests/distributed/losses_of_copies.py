@@ -54,7 +54,7 @@ class Lossy:
     copies: int
     losses: tuple[Loss, ...]
     schedule: str = "1f1b"
-    timeout: float = 20.0
+    timeout: float = 60.0
     batch_norm: str = "each"
     ends: tuple[int, ...] = ()
 
@@ -80,7 +80,7 @@ TRIALS = {
     "killed before it is past its part": Lossy(2, (Loss("kill", "before the outcome", 2),)),
     "killed when it is past its part": Lossy(2, (Loss("kill", "at the outcome", 3),), "gpipe"),
     "raised in the optimizer": Lossy(2, (Loss("raise", "optimizer", 2),)),
-    "stopped, and woken later": Lossy(2, (Loss("stop", "forward", 3),), "gpipe", timeout=4.0),
+    "stopped, and woken later": Lossy(2, (Loss("stop", "forward", 3),), "gpipe", timeout=10.0),
     "three, two, one": Lossy(3, (Loss("kill", "forward", 5, 1), Loss("kill", "loader", 2, 3))),
     "the last copy": Lossy(2, (Loss("kill", "forward", 3, 1), Loss("kill", "forward", 1, 3)), ends=(1,)),
 }
@@ -93,7 +93,7 @@ FULL = {
     "killed before the norm": Lossy(3, (Loss("kill", "clip", 5),), "zbv"),
     "the first copy": Lossy(2, (Loss("kill", "forward", 1),), "gpipe", batch_norm="deferred"),
 } | {
-    f"{kind}, {phase}, {schedule}": Lossy(2, (Loss(kind, phase, 3),), schedule, 4.0 if kind == "stop" else 20.0)
+    f"{kind}, {phase}, {schedule}": Lossy(2, (Loss(kind, phase, 3),), schedule, 10.0 if kind == "stop" else 60.0)
     for kind in ("kill", "raise", "_exit", "stop")
     for phase in ("loader", "forward", "reduction", "before the outcome", "optimizer")
     for schedule in ("gpipe", "1f1b", "zbv")
@@ -325,7 +325,8 @@ def _lefts(job: Lossy, folder: Path) -> list[tuple[int, ...]]:
 
 
 def _rows(folder: Path, rank: int) -> list[Any]:
-    return [json.loads(line) for line in (folder / f"{rank}.jsonl").read_text().splitlines()]
+    file = folder / f"{rank}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _faults(
