@@ -1,4 +1,4 @@
-"""What a call of a pipeline changes on its rank, and how that is undone: gradients, buffers, attributes, random states, recordings.
+"""The changes that a call of a pipeline makes on its rank, to be undone: gradients, buffers, attributes, random states, recordings.
 
     before    references to gradients, copies of buffers, random states
     fails     all are put back
