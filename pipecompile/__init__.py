@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipecompile.costs import CostError as CostError
     from pipecompile.errors import InfeasibleError as InfeasibleError
     from pipecompile.errors import InputError as InputError
+    from pipecompile.errors import LostCopyWarning as LostCopyWarning
     from pipecompile.errors import MismatchError as MismatchError
     from pipecompile.errors import PartitionError as PartitionError
     from pipecompile.errors import PartitionWarning as PartitionWarning
@@ -91,6 +92,7 @@ _HOMES = {
     "errors": (
         "InfeasibleError",
         "InputError",
+        "LostCopyWarning",
         "MismatchError",
         "PartitionError",
         "PartitionWarning",

@@ -17,6 +17,8 @@ from pipecompile.batching.call_inputs import flatten
 from pipecompile.batching.model_checks import validate_model
 from pipecompile.batching.packed_split import Splits
 from pipecompile.costs.user_costs import UserCosts
+from pipecompile.distributed.continuing_pipeline import ContinuingPipeline
+from pipecompile.distributed.lost_copies import check_lost_copies
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.errors import InputError
@@ -77,6 +79,7 @@ def compile(
     offload: bool = False,
     reshard_after_forward: bool = False,
     gradient_sums: str = "eager",
+    lost_copies: str = "raise",
     batch_norm: str | None = None,
     across_batch: str | None = None,
     has_aux: bool = False,
@@ -160,6 +163,9 @@ def compile(
     - `gradient_sums`: "eager" adds up the gradients of a value in the order of eager autograd; a device sends one for each of its stages
       that read the value, unless eager adds these up first. "device" sends one per device, their sum: less is sent, and the sums of
       three gradients and more are rounded in another order.
+    - `lost_copies`: what copies of the pipeline (a mesh with "dp") do when a rank of another copy fails or dies. "raise": all ranks raise.
+      "continue": they go on without its copy. The call under way is undone and made again, on the samples of the copies that are
+      left, with a LostCopyWarning; `pipe.copies` has who is left. Ranks of the lost copy raise (docs/distributed.md).
     - `passes`: passes of yours among those that lower the schedule of a step: `[pc.UserPass(function, before="compute")]` maps a
       Schedule to a Schedule, with a later place, by default the last, a Program to a Program. The result of each is verified.
     - `dispatch`: "inline" runs all devices from one thread, "threads" each from its own, "auto" decides by the time of a cell, and
@@ -199,7 +205,9 @@ def compile(
         raise InputError('cuda_graphs="step" is given on ranks', why=why, hint="cuda_graphs=True")
     if options.compile_stages:
         check_backend(options.compile_stages)
-    pipe = Pipeline(model, options) if ranks is None else RankPipeline(model, _on_rank(options), ranks)
+    if options.lost_copies == "continue":
+        check_lost_copies(model, ranks)
+    pipe = Pipeline(model, options) if ranks is None else _on_ranks(model, options, ranks)
     if (args or kwargs) and not options.split and "microbatches" not in kwargs:
         flatten(model.forward, args, kwargs, options.batch_dims)  # raises before anything changes
     if any(device.type == "cpu" for device in options.devices):
@@ -225,6 +233,7 @@ def _is_on_ranks(mesh: Any, devices: Any) -> bool:
     return True
 
 
-def _on_rank(options: Options) -> Options:
-    """Return options for one rank, which has a single device and so a single thread."""
-    return replace(options, dispatch="inline")
+def _on_ranks(model: nn.Module, options: Options, ranks: RankMesh) -> RankPipeline:
+    """Return a pipeline on ranks. A rank has a single device, and so a single thread."""
+    kind = ContinuingPipeline if options.lost_copies == "continue" else RankPipeline
+    return kind(model, replace(options, dispatch="inline"), ranks)

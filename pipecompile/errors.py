@@ -181,6 +181,10 @@ class RecordingWarning(UserWarning):
     """
 
 
+class LostCopyWarning(UserWarning):
+    """Warning that a copy of the pipeline is lost, and that the others go on without it."""
+
+
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in (?P<function>\S+?)(?::  (?P<source>.*))?$", re.DOTALL)
 
 

@@ -25,6 +25,7 @@ EXPECTED = [
     "InputError",
     "LayoutRow",
     "Microbatch",
+    "LostCopyWarning",
     "MismatchError",
     "OrderReport",
     "Partition",

@@ -36,7 +36,22 @@ class CollectiveGroup:
     """The ranks of a process group. All ranks call the same methods in the same order, and wait for results in any order."""
 
     def __init__(self, group: dist.ProcessGroup, communicator: Communicator) -> None:
-        self.group, self.communicator, self.size, self.index = group, communicator, group.size(), group.rank()
+        self._first, self.communicator = group, communicator
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group; after the loss of a copy of the pipeline, that of the ranks that are left."""
+        return self.communicator.current(self._first)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.group.size()
+
+    @property
+    def index(self) -> int:
+        """Place of this rank among them."""
+        return self.group.rank()
 
     @property
     def own(self) -> dist.ProcessGroup:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -23,20 +23,24 @@ from time import sleep
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipecompile.distributed.absences import Absences
 from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import POLL, PendingWait, watch
 from pipecompile.distributed.compile_settings import check_settings
-from pipecompile.distributed.failure_report import CopyDisagreement, Disagreement, FailureReport, RankLost
+from pipecompile.distributed.failure_guard import FailureGuard
+from pipecompile.distributed.failure_report import FailureReport, RankLost
 from pipecompile.distributed.handler_errors import is_from_handler
+from pipecompile.distributed.left_groups import require_present
 from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
 from pipecompile.distributed.own_groups import GroupUse
 from pipecompile.distributed.posted_wait import PostedWait
 from pipecompile.distributed.process_end import report_uncaught, require_process
 from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.distributed.save_reports import SaveReports
 from pipecompile.distributed.status_board import StatusBoard
-from pipecompile.errors import RunError
+from pipecompile.parameters.save_attendance import explain_by
 
 __all__ = ["Communicator"]
 
@@ -53,28 +57,60 @@ _CREATED: Counter[tuple[int, ...]] = Counter()
 class Communicator:
     """The communicator of one pipeline, as one rank has it. A peer is a pipeline device, `rank` a rank of `torchrun`.
 
-    `action` is the phrase that a failure report of this rank begins with. `_broken` is the error that ended this communicator.
+    `guard` has the failure that ended it. `renewals` counts how often it went on with fewer copies of the pipeline.
     """
 
     def __init__(self, ranks: RankMesh) -> None:
         self.ranks, self.rank, self.timeout = ranks, ranks.rank, ranks.timeout
+        require_present(ranks.members)
         self.groups = GroupUse(ranks)  # raises before the pipeline counts
         self.number = _CREATED[ranks.members] = _CREATED[ranks.members] + 1
         self._process = os.getpid()
-        self.board = StatusBoard(ranks.store(self.number), ranks.members, self.rank, self.timeout, ranks.copy)
+        self.settings: Callable[[], str] = str  # what all ranks must have in common
+        self.breakers: list[Callable[[], None]] = []  # called when the connections are to be broken
+        self.renewals = 0
+        self._successors: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+        self._enter(ranks.store(self.number))
+
+    def _enter(self, store: Store) -> None:
+        """Begin with a new board in this part of the store, without connections and failures."""
+        ranks = self.ranks
+        self.board = StatusBoard(store, ranks.members, self.rank, self.timeout, ranks.copy)
         self.board.absences = Absences(ranks.store(0), ranks.members, self.rank, self.number)
-        self.action = ""
-        self._broken: RunError | None = None
+        self._reports = SaveReports(
+            self.board
+        )  # of this board alone: a save may fail for another reason than a rank that was lost
+        explain_by(self._reports)
+        self.guard = FailureGuard(self.board, ranks, self._break)
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
         self.is_connected = False
-        self.settings: Callable[[], str] = str  # what all ranks must have in common
         self._waiting: PendingWait | None = None
         self._seen: PendingWait | None = None  # the wait at the last check
         self._posted = PostedWait(self.board, ranks, lambda: self._waiting)
         self._verdict: RankLost | None = None  # why the checking thread broke the connections
-        self.breakers: list[Callable[[], None]] = []  # called when the connections are to be broken
         report_uncaught(self.board)
+
+    # -- fewer copies -------------------------------------------------------------------------------------------------
+
+    def renew(self, ranks: RankMesh) -> None:
+        """Go on with the `ranks` of the copies that are left, which call this together: with a board and connections of their own."""
+        self.groups.drop()
+        _CREATED[ranks.members] = max(_CREATED[ranks.members], _CREATED[self.ranks.members])
+        self.ranks, self.renewals = ranks, self.renewals + 1
+        self._enter(PrefixStore(f"left/{'-'.join(map(str, ranks.left))}", self.board.store))
+
+    def replace_group(self, group: dist.ProcessGroup) -> None:
+        """Take a replica group of the ranks that are left in place of the one before."""
+        before = self.ranks.replica_group
+        assert before is not None
+        self._successors = dict.fromkeys((*self._successors, before), group)
+        self.ranks = replace(self.ranks, replica_group=group)
+        self.groups = GroupUse(self.ranks)
+
+    def current(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        """Return the group that has taken the place of a group of the mesh, or that group itself."""
+        return self._successors.get(group, group)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -238,14 +274,7 @@ class Communicator:
     def begin(self, *, in_copy: bool = False) -> None:
         """Begin a run of all members, or of this copy alone. Raises RunError after a failure: what was under way is lost."""
         self.require_process()
-        if self._broken is not None:
-            raise RunError(
-                "this pipeline failed before",
-                stage=self._broken.stage,
-                microbatch=self._broken.microbatch,
-                why=self._broken.what,
-                hint="start the ranks again, from the last checkpoint",
-            )
+        self.guard.require_whole()
         self._forget_connections()
         self.board.begin(in_copy=in_copy)
 
@@ -265,36 +294,6 @@ class Communicator:
         """Raise RankLost if a rank has failed, or if `awaited`, a rank that this one waits for, waits for another call of this one."""
         self.board.check(awaited)
 
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
+    def guarded(self) -> AbstractContextManager[None]:
         """Post a failure in this context for all ranks; raise the failure of another rank as RunError."""
-        try:
-            yield
-        except (
-            Disagreement,
-            CopyDisagreement,
-        ) as error:  # raised by all ranks, or by all of this copy: the pipeline goes on
-            if isinstance(error, CopyDisagreement) and self.ranks.copy != self.ranks.members:
-                self._fail(error)
-            raise
-        except RankLost as lost:
-            report = lost.report if lost.is_posted else self.board.post_failure(lost.report)
-            self.board.confirm_read()
-            self._broken = report.error()
-            self._break()
-            raise self._broken from None
-        except BaseException as error:  # Ctrl-C and sys.exit as well
-            self._fail(error)
-            raise
-        finally:
-            self.action = ""
-
-    def _fail(self, error: BaseException) -> None:
-        """Post the failure of this rank, unless another rank failed first."""
-        report = FailureReport.of(error, self.rank, self.action)
-        self._broken = replace(report, is_of_copy=False).error()
-        if self.board.post_failure(report) == report:
-            self.board.wait_for_readers(error)
-        else:
-            self.board.confirm_read()
-        self._break()
+        return self.guard.guarded()

@@ -45,6 +45,7 @@ SETTINGS = (
     "restored",
     "offload",
     "reshard_after_forward",
+    "lost_copies",
     "gradient_sums",
     "passes",
     "init",

@@ -35,13 +35,17 @@ class Replicas:
     `shards` has the parameters that the replicas shard among themselves. `reductions` counts the messages that gradients have
     taken: in each step and dtype one for all gradients that are complete at the same place of the row, and one for the rest.
     `loss_weights` has the ids of the parameters that the loss uses, as far as is known.
-    `needs_one_program` returns why copies cannot run different programs; "" if they can.
+    `needs_one_program` returns why copies cannot run different programs; "" if they can. With `keeps_earlier`, gradients of earlier steps
+    keep their values until the caller adds the new sums to them. `parts` are what the parts of the batch of all replicas count, and `unit`
+    in what, in the last step that had begun.
     """
 
     def __init__(self, group: CollectiveGroup | None, shards: ShardedParameters) -> None:
         self.group, self.shards, self.reductions = group, shards, 0
         self.needs_one_program: Callable[[], str] = str
         self.loss_weights = frozenset[int]()
+        self.keeps_earlier, self.unit = False, "samples"
+        self.parts: tuple[float, ...] = ()
         self._step: GradientReduction | None = None
 
     @property
@@ -77,7 +81,7 @@ class Replicas:
             for parameter, gradient in earlier.items():
                 parameter.grad = gradient
             raise
-        _add(parameters(), earlier)
+        _add(parameters(), earlier, in_place=not self.keeps_earlier)
 
     @contextmanager
     def _begun(self, step: GradientReduction) -> Iterator[GradientReduction]:
@@ -109,6 +113,7 @@ class Replicas:
         if self._step is None:
             return
         self._step.agree(program)
+        self.parts, self.unit = self._step.parts, self._step.unit
         if self.is_unlike and (why := self.needs_one_program()):
             raise Disagreement(
                 "the copies of the pipeline are about to run different programs",
@@ -128,11 +133,17 @@ class Replicas:
 
 
 @torch.no_grad()
-def _add(parameters: Iterator[nn.Parameter], earlier: dict[nn.Parameter, torch.Tensor | None]) -> None:
+def _add(
+    parameters: Iterator[nn.Parameter], earlier: dict[nn.Parameter, torch.Tensor | None], *, in_place: bool
+) -> None:
     """Add the gradients of earlier steps."""
     for parameter in parameters:
-        if (gradient := earlier.get(parameter)) is not None:
-            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        if (gradient := earlier.get(parameter)) is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = gradient if in_place else gradient.clone()
+        else:
+            parameter.grad = gradient.add_(parameter.grad) if in_place else gradient + parameter.grad
 
 
 def broadcast_from_first(tensors: Iterable[torch.Tensor], group: CollectiveGroup | None) -> None:

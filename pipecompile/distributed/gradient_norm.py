@@ -30,6 +30,7 @@ def _placement(gradient: torch.Tensor) -> str:
     return f"{gradient.device_mesh} {gradient.placements}" if isinstance(gradient, DTensor) else ""
 
 
+@torch.no_grad()
 def scale_to_norm(gradients: Iterable[torch.Tensor], total: torch.Tensor, max_norm: float) -> None:
     """Scale gradients of norm `total` down to norm `max_norm`, as `torch.nn.utils.clip_grad_norm_` does."""
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)

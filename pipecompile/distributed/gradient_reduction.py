@@ -38,7 +38,8 @@ class GradientReduction:
     row        3B0  3B1  1B0  1B1
     buckets             [ 3 ─────── ]  [ 1 ]  [ the rest ]     started in this order on all replicas, waited for at the end
 
-    `share` is the weight of this replica's part of the batch. `is_alike` says whether all replicas run the same program.
+    `share` is the weight of this replica's part of the batch. `parts` are what the parts of all replicas count, once they are agreed on.
+    `is_alike` says whether all replicas run the same program.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class GradientReduction:
     ) -> None:
         self.group, self.shards, self.parameters, self.samples = group, shards, parameters, samples
         self.share, self.unit, self.floor, self.is_alike = 1.0, "samples", 0.0, True
+        self.parts: tuple[float, ...] = ()
         self._buckets: list[GradientBucket] = []
 
     @cached_property
@@ -61,6 +63,7 @@ class GradientReduction:
         own = [self.samples or 0.0, self.floor, _digest(program or ""), _digest(self.unit), float(program is not None)]
         rows = rows_of_copies(self.group, "pipe.step", own)
         running = [row for row in rows if row[_RUNS]]
+        self.parts = tuple(row[_WEIGHT] * row[_RUNS] for row in rows)
         _check_parts(running, self.unit)
         self.is_alike = len(running) == len(rows) and len({row[_PROGRAM] for row in running}) == 1
         if not self.is_alike:

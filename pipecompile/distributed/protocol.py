@@ -20,12 +20,15 @@ __all__ = [
     "HEAD_LENGTH",
     "LARGE",
     "LAYOUT",
+    "LEFT",
     "NEW",
+    "OUTCOME",
     "PIPELINES",
     "PROCESS",
     "PROTOCOL",
     "READERS",
     "SMALL",
+    "STAYS",
     "THREAD",
     "TIMELINES",
     "WAITS",
@@ -152,6 +155,11 @@ PIPELINES = StoreKey(
 THREAD = StoreKey(
     "thread/{rank}", "the rank", "how one of its threads has ended by an exception; of all pipelines of its ranks"
 )
+OUTCOME = StoreKey(
+    "outcome/{first}/{run}", "the first to know", "done, or the FailureReport with which a call is undone"
+)
+STAYS = StoreKey("stays/{rank}", "the rank", "yes if it goes on without the copy of the rank that failed, else no")
+LEFT = StoreKey("left", "the first to know", "numbers of the copies that go on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,5 +205,5 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
 PROTOCOL = Protocol(
     (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT),
     CREDIT,
-    (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS, ENDED, PIPELINES, THREAD),
+    (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS, ENDED, PIPELINES, THREAD, OUTCOME, STAYS, LEFT),
 )

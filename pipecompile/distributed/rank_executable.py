@@ -72,7 +72,7 @@ class RankExecutable(Executable):
                 hint="compile(..., schedule=...) with this schedule",
             )
         super().__init__(binding)
-        self.communicator, self.device, self._is_agreed = communicator, communicator.ranks.index, False
+        self.communicator, self.device, self._agreed = communicator, communicator.ranks.index, -1
         self.values, self.replicas, self._old = values, replicas, old_values or OldValues(dict)
         self._old.note_written(
             buffer
@@ -100,11 +100,11 @@ class RankExecutable(Executable):
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """Return a frame. Before the first, the ranks agree on the program and open their channels."""
-        if not self._is_agreed:
+        if self._agreed != self.communicator.renewals:
             self.communicator.agree("program of the step", self._summary, in_copy=True)
             self.communicator.connect()
         with self._blaming(is_begun=False):
-            self._is_agreed = True
+            self._agreed = self.communicator.renewals
             if self._connected is not self.mirrors:
                 self.values.connect(directed_pairs(self.program) | self.tied.pairs)
                 self._connected = self.mirrors
@@ -174,7 +174,7 @@ class RankExecutable(Executable):
     def _blamable(self, failure: InstructionFailure, frame: Frame) -> BaseException:
         instruction = self.program.rows[failure.device][failure.index]
         if not isinstance(failure.error, RankLost):
-            self.communicator.action = f"at {instruction.action or instruction}"
+            self.communicator.guard.action = f"at {instruction.action or instruction}"
             return self.explained(failure, frame)
         return failure.error
 

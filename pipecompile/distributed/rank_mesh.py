@@ -7,7 +7,8 @@ mesh ("dp", "pp")      pp ──►  one rank per pipeline device
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,8 @@ class RankMesh:
     `group` has one rank per pipeline device; this rank is number `index` of its `size` ranks. `members` are all ranks of the mesh.
     `replica_group` has the ranks that run the same stages on other parts of the batch, `shard_mesh` those of them that shard
     parameters among themselves, `tensor_group` those that have other parts of the same layers; None if there are none.
-    `copy` are the members that work on one part of the batch: all members, if there is one pipeline.
+    `copy` are the members that work on one part of the batch: all members, if there is one pipeline. `copies` has, per copy that there
+    was at first, its ranks, of which those at one place run the same stages; `left` are the numbers of the copies that are left.
     `device_type` is that of the mesh; of all ranks, "cuda" if their process group has NCCL, as the default one has beside GPUs.
     """
 
@@ -42,6 +44,8 @@ class RankMesh:
     tensor_group: dist.ProcessGroup | None = None
     device_type: str = "cpu"
     copy: tuple[int, ...] = ()
+    copies: tuple[tuple[int, ...], ...] = ()
+    left: tuple[int, ...] = (0,)
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None) -> RankMesh:
@@ -52,26 +56,28 @@ class RankMesh:
         group = dist.group.WORLD
         assert group is not None
         has_nccl = "nccl" in dist.get_backend_config(group) and accelerator_type() == "cuda"
-        return cls(
-            group, dist.get_rank(), len(members), members, device_type="cuda" if has_nccl else "cpu", copy=members
-        )
+        kind = "cuda" if has_nccl else "cpu"
+        return cls(group, dist.get_rank(), len(members), members, device_type=kind, copy=members, copies=(members,))
 
     @classmethod
     def _of_mesh(cls, mesh: DeviceMesh) -> RankMesh:
         names = mesh.mesh_dim_names or ("pp",) * (mesh.ndim == 1)
         _check(mesh, names)
         group = mesh.get_group("pp" if mesh.mesh_dim_names is not None else 0)
-        copies = tuple(name for name in names if name in ("dp", "dp_shard") and mesh.size(names.index(name)) > 1)
+        parts = tuple(name for name in names if name in ("dp", "dp_shard") and mesh.size(names.index(name)) > 1)
+        copies = _copies_of(mesh, names)
         return cls(
             group,
             dist.get_rank(group),
             dist.get_world_size(group),
             members=tuple(sorted(mesh.mesh.flatten().tolist())),
-            replica_group=_group_along(mesh, copies),
-            shard_mesh=mesh[tuple(sorted(copies))] if "dp_shard" in copies else None,
+            replica_group=_group_along(mesh, parts),
+            shard_mesh=mesh[tuple(sorted(parts))] if "dp_shard" in parts else None,
             tensor_group=mesh["tp"].get_group() if "tp" in names else None,
             device_type=mesh.device_type,
-            copy=_copy_of(mesh, names),
+            copy=next(tuple(sorted(copy)) for copy in copies if dist.get_rank() in copy),
+            copies=copies,
+            left=tuple(range(len(copies))),
         )
 
     @property
@@ -109,6 +115,22 @@ class RankMesh:
         return dist.get_global_rank(self.group, index)
 
     @property
+    def number_of_copy(self) -> int:
+        """Number of this rank's copy of the pipeline in `copies`."""
+        return next(number for number, copy in enumerate(self.copies) if self.rank in copy)
+
+    def of_copies(self, left: tuple[int, ...]) -> RankMesh:
+        """Return the ranks of the copies `left`. The replica group is the old one."""
+        members = tuple(sorted(chain.from_iterable(self.copies[number] for number in left)))
+        return replace(self, members=members, left=left)
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The ranks that run the stages of this rank, of all copies that are left."""
+        place = self.copies[self.number_of_copy].index(self.rank)
+        return tuple(sorted(self.copies[number][place] for number in self.left))
+
+    @property
     def timeout(self) -> float:
         """Seconds after which a silent rank counts as lost: `timeout` of `init_process_group`."""
         world = dist.group.WORLD  # the groups of a mesh are made without the timeout
@@ -139,13 +161,12 @@ def _check(mesh: DeviceMesh, names: tuple[str, ...]) -> None:
         raise InputError(f"rank {dist.get_rank()} is not in the mesh", hint="compile on the ranks of the mesh only")
 
 
-def _copy_of(mesh: DeviceMesh, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the ranks that have the same part of the batch as this rank."""
-    own = mesh.get_coordinate()
-    assert own is not None
-    parts = ("dp", "dp_shard")
-    places = [at if name in parts else slice(None) for name, at in zip(names, own, strict=True)]
-    return tuple(sorted(mesh.mesh[tuple(places)].flatten().tolist()))
+def _copies_of(mesh: DeviceMesh, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return, per part of the batch, the ranks that have it, in the order of their places in the pipeline."""
+    parts = [place for place, name in enumerate(names) if name in ("dp", "dp_shard")]
+    others = [place for place in range(mesh.ndim) if place not in parts]
+    rows = mesh.mesh.permute(*parts, *others).flatten(len(parts)).flatten(0, -2) if parts else mesh.mesh.flatten()[None]
+    return tuple(tuple(row) for row in rows.tolist())
 
 
 def _group_along(mesh: DeviceMesh, names: tuple[str, ...]) -> dist.ProcessGroup | None:

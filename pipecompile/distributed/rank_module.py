@@ -18,6 +18,7 @@ from pipecompile.distributed.compile_settings import settings_text
 from pipecompile.distributed.data_parallel import Replicas
 from pipecompile.distributed.extra_state import device_of_module, extra_state_keys
 from pipecompile.distributed.lockstep import Lockstep
+from pipecompile.distributed.pipeline_copies import PipelineCopies
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
@@ -39,7 +40,7 @@ class RankModule(Pipeline):
 
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh, copied: CompileCache | None = None) -> None:
         """`copied` is what a pipeline has whose model was copied: its cut, and the homes of its tensors."""
-        self._ranks, self._communicator = ranks, Communicator(ranks)
+        self._communicator = Communicator(ranks)
         self._communicator.settings = lambda: settings_text(self._options)
         self._backend, self._rescheduled, self._loads = RankBackend(self._communicator), "", 0
         super().__init__(model, options, self._backend)
@@ -53,6 +54,15 @@ class RankModule(Pipeline):
             self._cache.decision = copied.decision
             tensors = (chain(one.parameters(), one.buffers()) for one in (copied.model, model))
             self._cache.context.homes.take(copied.context.homes, zip(*tensors, strict=True))
+
+    @property
+    def _ranks(self) -> RankMesh:
+        return self._communicator.ranks
+
+    @property
+    def copies(self) -> PipelineCopies:
+        """The copies of the pipeline: which are left, and which were lost."""
+        return PipelineCopies.of(self._ranks)
 
     def _of_model(self, name: str, value: Any) -> Any:
         """Raise AttributeError for what may hold or read weights, if there are other ranks: theirs are not trained here."""

@@ -27,7 +27,7 @@ from pipecompile.distributed.rank_module import RankModule
 from pipecompile.distributed.row_messages import leaves_read
 from pipecompile.distributed.torch_pipelining import torch_stages
 from pipecompile.driver.compile_cache import CompileCache
-from pipecompile.driver.evaluation import Evaluation, ValidationLoop
+from pipecompile.driver.evaluation import Evaluation, RunningTotal, ValidationLoop
 from pipecompile.driver.model_proxy import check_norms
 from pipecompile.driver.signature import signature_of
 from pipecompile.driver.specialization import Specialization
@@ -186,14 +186,18 @@ class RankPipeline(RankModule):
         is_empty = partial(self._is_empty, microbatches=None)
         loop = ValidationLoop(self, self._options, self._listed.samples_of, is_empty, self._own_values)
         with ExitStack() as stack:
-            with self._together("pipe.evaluate"):
-                stack.enter_context(self._shards.whole())
+            self._begin_evaluation(stack)
             self._is_evaluating = True
             stack.callback(setattr, self, "_is_evaluating", False)
-            total = loop.total(batches, metric)
-            with self._together("the sums of pipe.evaluate"):
-                total = sum_of_totals(total, self.replicas.group, self._communicator, self._last_device)
-        return total.evaluation()
+            return self._sum_of_copies(loop.total(batches, metric)).evaluation()
+
+    def _begin_evaluation(self, stack: ExitStack) -> None:
+        with self._together("pipe.evaluate"):
+            stack.enter_context(self._shards.whole())
+
+    def _sum_of_copies(self, total: RunningTotal) -> RunningTotal:
+        with self._together("the sums of pipe.evaluate"):
+            return sum_of_totals(total, self.replicas.group, self._communicator, self._last_device)
 
     @contextmanager
     def _own_values(self) -> Iterator[None]:
@@ -264,11 +268,9 @@ class RankPipeline(RankModule):
                 equal_rows_of_copies(self.replicas.group, "pipe.clip_grad_norm_", settings)
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             total = total_norm(gradients, settings[1], self._groups[0])
-            is_refused = error_if_nonfinite and not total.isfinite()  # by all ranks alike: the pipeline is not lost
-            if not is_refused:
-                scale_to_norm(gradients, total, settings[0])
-        if is_refused:
+        if error_if_nonfinite and not total.isfinite():  # on all ranks alike: the pipeline is not lost
             raise RuntimeError(f"the norm of the gradients is {total.item()}")
+        scale_to_norm(gradients, total, settings[0])  # when no rank can fail any more
         return total.to(reduce(torch.promote_types, (parameter.dtype for parameter in self.model.parameters())))
 
     def reschedule(self, schedule: Any = None, n_microbatches: int | None = None) -> Pipeline:
@@ -276,8 +278,6 @@ class RankPipeline(RankModule):
         super().reschedule(schedule, n_microbatches)
         self._rescheduled = "after " + reschedule_text(self._cache.options)
         return self
-
-    # -- inspection -------------------------------------------------------------------------------------------------
 
     def gathered(self) -> Timeline | None:
         """Return the timeline of the last step on all ranks; None before the first step. All ranks must call this together.

@@ -26,10 +26,9 @@ from pipecompile.distributed.failure_report import (
     RankLost,
 )
 from pipecompile.distributed.process_end import has_ended, identity, note_end
-from pipecompile.distributed.protocol import ENDED, EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, WAITS
-from pipecompile.distributed.save_reports import SaveReports
+from pipecompile.distributed.protocol import ENDED, EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, STAYS, WAITS
 from pipecompile.errors import PlanError
-from pipecompile.parameters.save_attendance import RankMissing, explain_by
+from pipecompile.parameters.save_attendance import RankMissing
 
 __all__ = ["StatusBoard"]
 
@@ -76,8 +75,6 @@ class StatusBoard:
         with suppress(RuntimeError):
             self.store.set(PROCESS.at(rank), identity())
         note_end(partial(store.set, ENDED.at(rank)))
-        self.reports = SaveReports(self)
-        explain_by(self.reports)
 
     def begin(self, *, in_copy: bool = False) -> None:
         """Count a new run: of all members, or `in_copy`, of this copy of the pipeline alone."""
@@ -225,8 +222,10 @@ class StatusBoard:
         return None
 
     def post_failure(self, report: FailureReport) -> FailureReport:
-        """Post a report unless there is one already; return the one that is posted."""
+        """Post a report unless there is one already; return the one that is posted. A rank that posts its own failure does not go on."""
         try:
+            if report.rank == self.rank:
+                self.store.set(STAYS.at(self.rank), "no")
             return FailureReport.from_json(self.store.compare_set(FAILED.at(), "", report.to_json()))
         except RuntimeError:
             return report

@@ -58,7 +58,7 @@ class CompileCache:
         )
         self.decision = Decision(options.plan)
         self.entries: list[Specialization] = []
-        self._hits = self._traces = self._evictions = 0
+        self._hits = self.traces = self._evictions = 0
         self.listed = ListedPrograms(self.context)
         self.context.warnings.check_options(options)
 
@@ -96,7 +96,7 @@ class CompileCache:
     def find(self, inputs: FlatInputs) -> tuple[Specialization, MiniBatch]:
         """Return the specialization for these inputs, compiled now if there is none, and the inputs in micro-batches."""
         check_untransformed(inputs.leaves, self.model.parameters)
-        traces, warnings = self._traces, self.context.warnings
+        traces, warnings = self.traces, self.context.warnings
         if self.options.n_microbatches not in warnings.counted:
             warnings.fewer(inputs.samples, self.options.n_microbatches)
         if self.decision.plan is None and self.options.has_open_choice:
@@ -112,7 +112,7 @@ class CompileCache:
             warnings.single(batch.sizes, enough.sizes, specialization.single_value_norm)
             batch = enough
             specialization = self._lookup(signature, batch.sizes) or self._compile(batch, signature)
-        self._hits += traces == self._traces
+        self._hits += traces == self.traces
         if len(batch.sizes) > 1 and not specialization.is_divided:
             check_division(specialization.graph, self.options, self.context)
             specialization.is_divided = True
@@ -122,7 +122,7 @@ class CompileCache:
     def find_each(self, listed: MicrobatchList) -> tuple[Specialization, ...]:
         """Return the specialization of each micro-batch of a list, compiled now if there is none."""
         check_untransformed([leaf for call in listed.calls for leaf in call.leaves], self.model.parameters)
-        traces = self._traces
+        traces = self.traces
         if self.decision.plan is None:
             batch = ListedBatch(listed.largest_first())
             self._add(CompileRequest(batch, (batch,), signatures_of(self.model, batch.calls[:1])[0]))
@@ -132,7 +132,7 @@ class CompileCache:
             if all(known != kind for known, _ in found):
                 batch = ListedBatch((call, *listed.calls[1:]))
                 found.append((kind, self._lookup(kind[0], kind[1:]) or self._compile(batch, kind[0])))
-        self._hits += traces == self._traces
+        self._hits += traces == self.traces
         for one in {id(one): one for _, one in found}.values():
             self._note_use(one)
         return tuple(next(one for known, one in found if known == kind) for kind in kinds)
@@ -210,7 +210,7 @@ class CompileCache:
     def explain(self) -> Recordings:
         """Return a row per specialization, the last used first, and how often they served."""
         kept = tuple(specialization.report() for specialization in reversed(self.entries))
-        return Recordings(kept, self.options.cache_size, self._hits, self._traces, self._evictions)
+        return Recordings(kept, self.options.cache_size, self._hits, self.traces, self._evictions)
 
     # -- compiling --------------------------------------------------------------------------------------------------
 
@@ -286,8 +286,8 @@ class CompileCache:
         self.decision = decision
         if not self.entries and self.context.meta_init.is_done:
             self._values_ready(specialization)
-        self._traces += 1
-        specialization.number = self._traces
+        self.traces += 1
+        specialization.number = self.traces
         self.checks.register(specialization)
         self.entries.append(specialization)
         if len(self.entries) > self.options.cache_size:

@@ -29,6 +29,7 @@ from pipecompile.ir.progress import task
 from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
 from pipecompile.parameters.save_attendance import RankMissing, SaveAttendance
+from pipecompile.parameters.saving_group import saving_group, saving_ranks
 from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = ["save_checkpoint"]
@@ -62,7 +63,7 @@ def save_checkpoint(
     if not asynchronous:
         done: Future[Path] = Future()
         with task(f"saving {path}"):
-            done.set_result(_save(dict(state), path, kept, None))
+            done.set_result(_save(dict(state), path, kept, saving_group()))
         return done
     copy = tree_map_only(torch.Tensor, _copied, dict(state))
     return _SAVER.submit(_save, copy, path, kept, _own_group())
@@ -76,8 +77,11 @@ def _own_group() -> Any:
     """Return a process group for the writing thread, so that its messages meet no others; None without ranks."""
     if not dist.is_initialized():
         return None
-    if not _groups or _groups[0][0] is not dist.group.WORLD:
-        _groups[:] = [(dist.group.WORLD, dist.new_group(backend="gloo"))]
+    of = saving_group() or dist.group.WORLD
+    if not _groups or _groups[0][0] is not of:
+        ranks = saving_group() and saving_ranks()  # ranks that are lost take no part
+        own = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+        _groups[:] = [(of, own)]
     return _groups[0][1]
 
 
@@ -109,15 +113,16 @@ def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, gro
     from pipecompile.parameters.checkpoint_damage import CHECKSUMS
 
     said, cause = [""], None
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    first = saving_ranks()[0] if dist.is_initialized() else 0
+    if not dist.is_initialized() or dist.get_rank() == first:
         try:
             _write(path / CHECKSUMS, msgspec.json.encode(sums))
             _write(path.parent / LAST_GOOD, path.name.encode())
             _remove_old(path.parent, keep)
         except OSError as error:
-            cause, said = error, [f"rank 0: {error}" if dist.is_initialized() else str(error)]
+            cause, said = error, [f"rank {first}: {error}" if dist.is_initialized() else str(error)]
     if dist.is_initialized():
-        dist.broadcast_object_list(said, 0, group, device=torch.device("cpu") if group is not None else None)
+        dist.broadcast_object_list(said, first, group, device=torch.device("cpu") if group is not None else None)
     if said[0]:
         what = f"the checkpoint {path} cannot be written"
         raise InputError(what, where=said[0], hint="the one before is as it was") from cause
@@ -127,16 +132,17 @@ def _gathered(path: Path, group: Any) -> dict[str, tuple[int, str]]:
     """Return the checksums of all files. Each rank reads its own. Raise InputError on all ranks if one cannot."""
     from pipecompile.parameters.checkpoint_damage import checksum_of
 
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    ranks = saving_ranks() if dist.is_initialized() else [0]
+    rank = ranks.index(dist.get_rank()) if dist.is_initialized() else 0  # as files are numbered
     own: tuple[dict[str, tuple[int, str]], str] = ({}, "")
     try:
         files = [*path.glob(f"__{rank}_*.distcp"), *([path / ".metadata"] if rank == 0 else [])]
         own = ({file.name: checksum_of(file) for file in files}, "")
     except OSError as error:
-        own = ({}, f"rank {rank}: {error}")
+        own = ({}, f"rank {ranks[rank]}: {error}")
     parts: list[Any] = [own]
     if dist.is_initialized():
-        parts = [None] * world
+        parts = [None] * len(ranks)
         dist.all_gather_object(parts, own, group)
     if faults := [fault for _, fault in parts if fault]:
         raise InputError(f"the checkpoint {path} cannot be read back", where="; ".join(faults))

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from pipecompile.errors import InputError
 from pipecompile.parameters.process_identity import has_ended, identity, start_of_ranks
+from pipecompile.parameters.saving_group import saving_ranks
 from pipecompile.torch_private.process_groups import default_store
 
 __all__ = ["RankMissing", "SaveAttendance", "explain_by"]
@@ -53,10 +54,8 @@ class SaveAttendance:
 
     def __init__(self, number: int) -> None:
         self.store = PrefixStore(f"pipecompile/saving/{start_of_ranks()}/{number}", default_store())
-        self.rank, self.others = (
-            dist.get_rank(),
-            [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()],
-        )
+        self.rank = dist.get_rank()
+        self.others = [rank for rank in saving_ranks() if rank != self.rank]
         self.store.set(str(self.rank), identity())
 
     def missing(self) -> str:

@@ -105,13 +105,14 @@ def _graphs(name: str, value: Any) -> bool | str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Group):
-    """Schedule, recomputation, offloading, dispatch, sums of gradients, passes, compilation of stages, number of recordings, and initial values of a model on meta."""
+    """Schedule, recomputation, offloading, dispatch, sums of gradients, lost copies, passes, compilation of stages, number of recordings, and initial values of a model on meta."""
 
     schedule: Annotated[str | Schedule | Builder, _schedule]
     checkpoint: Annotated[Checkpoint, _checkpoint]
     restored: Annotated[int, whole_number(2)]
     offload: Annotated[bool, flag]
     reshard_after_forward: Annotated[bool, flag] = False
+    lost_copies: Annotated[str, choice("raise", "continue")] = "raise"
     dispatch: Annotated[str, choice("auto", "inline", "threads")]
     gradient_sums: Annotated[Sums, choice("eager", "device")]
     compile_stages: Annotated[bool | str, _backend]

@@ -22,7 +22,7 @@ RANKS = (4, 5, 7)
 @pytest.fixture
 def group(single_rank: None) -> CollectiveGroup:
     assert dist.group.WORLD is not None
-    return CollectiveGroup(dist.group.WORLD, cast(Any, None))
+    return CollectiveGroup(dist.group.WORLD, cast(Any, SimpleNamespace(current=lambda group: group)))
 
 
 def test_results_of_one_rank_are_its_own_values(group: CollectiveGroup) -> None:
@@ -100,7 +100,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[CollectiveGroup, list[Stat
     store = HashStore()
     boards = [StatusBoard(store, RANKS, rank, 0.05) for rank in RANKS]
     process_group: Any = SimpleNamespace(size=lambda: 3, rank=lambda: 0)
-    communicator: Any = SimpleNamespace(board=boards[0], check=boards[0].check, timeout=0.05, rank=RANKS[0])
+    communicator: Any = SimpleNamespace(current=lambda group: group, board=boards[0], check=boards[0].check, timeout=0.05, rank=RANKS[0])
     return CollectiveGroup(process_group, communicator), boards
 
 

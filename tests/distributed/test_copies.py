@@ -92,8 +92,10 @@ def test_what_a_loss_function_counts_is_summed_over_copies(results: dict[int, di
 class Other(CollectiveGroup):
     """A group of this copy and one with `values` and `text` of its own."""
 
+    size = 2
+
     def __init__(self, values: list[float], text: str | None = None) -> None:
-        self.size, self.values, self.text = 2, values, text
+        self.values, self.text = values, text
 
     def all_gather(self, row: torch.Tensor) -> torch.Tensor:
         others = self.values if len(self.values) == len(row) else row.tolist()  # the row of the call: the same call

@@ -16,7 +16,7 @@ class Beside(CollectiveGroup):
     """A group of this copy and one that sends `other`."""
 
     def __init__(self, other: list[float]) -> None:
-        self.size, self.other = 2, other
+        self.other = other
 
     def all_gather(self, row: torch.Tensor) -> torch.Tensor:
         assert len(row) == len(self.other), "every call begins with a row of one width"

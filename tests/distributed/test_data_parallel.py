@@ -21,8 +21,10 @@ from pipecompile.errors import PlanError, RunError
 class Twins(CollectiveGroup):
     """The group of the two replicas. `started` has the sizes of the sums, in elements."""
 
+    size, index = 2, 0
+
     def __init__(self) -> None:
-        self.size, self.index, self.started = 2, 0, list[int]()
+        self.started = list[int]()
         self.apart = torch.zeros(6)
 
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import pipecompile as pc
-from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.distributed.rank_mesh import RankMesh, _copies_of
 from pipecompile.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -102,3 +104,24 @@ def test_every_communicator_and_every_start_has_a_store_of_its_own(monkeypatch: 
     ranks.store(1).set("key", "of the first agent")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")  # a node has joined: the second agent has restarted nothing
     assert ranks.store(1).get("key") == b"of the first agent"
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "copies"),
+    [
+        (("pp",), (4,), [(0, 1, 2, 3)]),
+        (("dp", "pp"), (2, 2), [(0, 1), (2, 3)]),
+        (("pp", "dp"), (2, 2), [(0, 2), (1, 3)]),
+        (("dp", "pp", "tp"), (2, 1, 2), [(0, 1), (2, 3)]),
+        (("dp", "dp_shard", "pp"), (2, 2, 1), [(0,), (1,), (2,), (3,)]),
+    ],
+)
+def test_the_ranks_of_each_copy(names: tuple[str, ...], shape: tuple[int, ...], copies: list[tuple[int, ...]]) -> None:
+    mesh: Any = SimpleNamespace(mesh=torch.arange(4).view(shape), ndim=len(shape))
+    assert _copies_of(mesh, names) == tuple(copies)
+
+
+def test_the_ranks_of_the_copies_that_are_left() -> None:
+    ranks = replace(mesh_of("pp"), copies=((0, 1), (2, 3), (4, 5)), left=(0, 1, 2), members=tuple(range(6)))
+    after = ranks.of_copies((0, 2))
+    assert (after.members, after.left, after.number_of_copy, after.replicas) == ((0, 1, 4, 5), (0, 2), 0, (0, 4))

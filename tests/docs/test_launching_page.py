@@ -149,9 +149,12 @@ def printed_losses(folder: Path, command: list[str]) -> dict[int, float]:
 
 
 def kill_with_children(process: subprocess.Popen[bytes]) -> None:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in (process.pid, *map(int, children)):
+    for pid in (process.pid, *children_of(process)):
         os.kill(pid, signal.SIGKILL)
+
+
+def children_of(process: subprocess.Popen[bytes]) -> list[int]:
+    return [*map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())]
 
 
 def wait_for(is_so: Callable[[], bool], seconds: float = 240.0) -> None:
@@ -159,6 +162,45 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 240.0) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("lost", ["agent", "rank"])
+def test_copies_go_on_without_an_agent_or_a_rank(folder: Path, lost: str, pytestconfig: pytest.Config) -> None:
+    """Three agents start three copies; one is killed with its ranks, or one of its ranks alone."""
+    needs_full(pytestconfig)
+    (text,) = re.findall(r"```sh\n(torchrun --nnodes=3.*)\n```", PAGE)
+    script, port = folder / "copies.py", free_port()
+    script.write_text(
+        script.read_text().replace(
+            "    optimizer.zero_grad()", "    __import__('time').sleep(0.2)\n    optimizer.zero_grad()"
+        )
+    )
+    options = shlex.split(text.replace("$HEAD:29400", f"localhost:{port}"))[1:-1]
+    agents = [_agent(folder, [*options, f"--rdzv-conf=is_host={int(n == 0)}", "copies.py"], n) for n in range(3)]
+    try:
+        wait_for(lambda: "step 3 of copies (0, 1, 2)" in log_of(folder, 3))
+        if lost == "rank":
+            os.kill(children_of(agents[2])[-1], signal.SIGKILL)
+        else:
+            kill_with_children(agents[2])
+        wait_for(lambda: "step 39 of copies (0, 1)" in log_of(folder, 3))
+        assert "LostCopyWarning" in log_of(folder, 3)
+        wait_for(lambda: (folder / "out" / "last_good").read_text() == f"{40:08d}")
+    finally:
+        for process in agents:
+            if process.poll() is None:
+                kill_with_children(process)
+
+
+def _agent(folder: Path, options: list[str], number: int) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    log = (folder / f"{number}.log").open("wb")
+    return subprocess.Popen([*TORCHRUN, "--monitor-interval=0.2", *options], cwd=folder, stdout=log, stderr=log, start_new_session=True,
+                            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})  # fmt: skip
+
+
+def log_of(folder: Path, count: int) -> str:
+    return "".join((folder / f"{number}.log").read_text() for number in range(count))
 
 
 def test_tasks_of_slurm(folder: Path, pytestconfig: pytest.Config) -> None:

@@ -21,7 +21,7 @@ from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.state.leftover_state import effects_muted
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
 
-__all__ = ["preserved", "state_tensors", "untouched"]
+__all__ = ["attributes_undo", "preserved", "state_tensors", "untouched"]
 
 Undo = Callable[[], None]
 
@@ -49,7 +49,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _attributes_untouched(model: nn.Module) -> Iterator[None]:
     tensors = state_tensors(model)
-    undos = [_attributes(module) for module in model.modules()]
+    undos = [attributes_undo(module) for module in model.modules()]
     undos += [_flags(tensor) for tensor in tensors]
     undos += [_autocast(), partial(random.setstate, random.getstate())]
     cards = dict.fromkeys(tensor.device for tensor in tensors)
@@ -85,7 +85,7 @@ def preserved(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
                 written.append(tensor)
 
 
-def _attributes(module: nn.Module) -> Undo:
+def attributes_undo(module: nn.Module) -> Undo:
     """Return a function that restores the attributes of a module, and the contents of the dicts, lists and sets among them."""
     attributes = vars(module)
     undos = [_contents(value) for value in attributes.values() if isinstance(value, dict | list | set)]

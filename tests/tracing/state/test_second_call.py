@@ -166,4 +166,4 @@ def test_a_constant_that_replaces_another_is_left_on_the_model(kind: str) -> Non
         torch.testing.assert_close(pipe.step(x), expected.detach())
     for mine, theirs in ((model.one, eager.one), *zip(model.rows, eager.rows, strict=True)):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
-    assert pipe._cache._traces <= 2
+    assert pipe._cache.traces <= 2
