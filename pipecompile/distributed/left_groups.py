@@ -38,7 +38,9 @@ def open_left_group(ranks: tuple[int, ...], timeout: float) -> dist.ProcessGroup
     _follow_world()
     if ranks not in _GROUPS:
         limit = timedelta(seconds=timeout)
-        _GROUPS[ranks] = dist.new_group([*ranks], limit, backend="gloo", use_local_synchronization=True)
+        group = dist.new_group([*ranks], limit, backend="gloo", use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)  # this rank is one of them
+        _GROUPS[ranks] = group
     return _GROUPS[ranks]
 
 

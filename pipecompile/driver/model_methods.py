@@ -1,7 +1,7 @@
 """Methods of `nn.Module` that a model's author may have replaced: a pipeline calls the model's version, as a script does.
 
 A model that freezes its backbone in `eval()`, gives an optimizer fewer parameters in `parameters()`, or keeps a layer in
-float32 in `half()` does so through its pipeline too. Methods that nobody replaced are torch's, applied to the pipeline.
+float32 in `half()` does so through its pipeline too. Other methods are torch's, applied to the pipeline.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ModelMethods(nn.Module):
 
 
 class _Seen(NamedTuple):
-    """What shows that a tensor was replaced."""
+    """Facts by which a replaced tensor is noticed."""
 
     object: int
     dtype: torch.dtype

@@ -79,7 +79,7 @@ def _own_group() -> Any:
         return None
     of = saving_group() or dist.group.WORLD
     if not _groups or _groups[0][0] is not of:
-        ranks = saving_group() and saving_ranks()  # ranks that are lost take no part
+        ranks = saving_ranks() if saving_group() is not None else None  # ranks that are lost take no part
         own = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
         _groups[:] = [(of, own)]
     return _groups[0][1]

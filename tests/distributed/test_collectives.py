@@ -100,7 +100,9 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[CollectiveGroup, list[Stat
     store = HashStore()
     boards = [StatusBoard(store, RANKS, rank, 0.05) for rank in RANKS]
     process_group: Any = SimpleNamespace(size=lambda: 3, rank=lambda: 0)
-    communicator: Any = SimpleNamespace(current=lambda group: group, board=boards[0], check=boards[0].check, timeout=0.05, rank=RANKS[0])
+    communicator: Any = SimpleNamespace(
+        current=lambda group: group, board=boards[0], check=boards[0].check, timeout=0.05, rank=RANKS[0]
+    )
     return CollectiveGroup(process_group, communicator), boards
 
 

@@ -23,13 +23,13 @@ from pipecompile.tracing.reachable_code import ReachableCode, is_foreign
 __all__ = ["OuterBindings"]
 
 
-class _Absent:
+class _Unbound:
     """The value of a name that is not bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class OuterBinding:
-    """What a name was bound to. `holder` is the globals or the module, the class, or the cell of a variable."""
+    """The value that a name was bound to. `holder` is the globals or the module, the class, or the cell of a variable."""
 
     holder: dict[str, Any] | type | CellType
     name: str
@@ -46,7 +46,7 @@ class OuterBinding:
 
     def restore(self) -> None:
         """Bind the name as before."""
-        is_absent = self.value is _Absent
+        is_absent = self.value is _Unbound
         if isinstance(self.holder, CellType):
             if is_absent:
                 del self.holder.cell_contents
@@ -65,8 +65,8 @@ def _value(holder: dict[str, Any] | type | CellType, name: str) -> Any:
         try:
             return holder.cell_contents
         except ValueError:  # empty
-            return _Absent
-    return (vars(holder) if isinstance(holder, type) else holder).get(name, _Absent)
+            return _Unbound
+    return (vars(holder) if isinstance(holder, type) else holder).get(name, _Unbound)
 
 
 class OuterBindings:
@@ -81,7 +81,7 @@ class OuterBindings:
     def changed(self) -> list[OuterBinding]:
         """Return the bindings that are no longer what they were."""
         in_classes = (
-            OuterBinding(cls, name, before.get(name, _Absent))
+            OuterBinding(cls, name, before.get(name, _Unbound))
             for cls, before in self._classes
             for name in sorted(self._attributes & {*before, *vars(cls)})
         )
