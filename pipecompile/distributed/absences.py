@@ -1,4 +1,5 @@
-"""Notes of ranks about themselves, for those that wait for them: how many pipelines it has made, and the exception that has ended one of its threads.
+"""Notes of ranks about themselves, for those that wait for them: how many pipelines it has made, the checkpoint that it
+saves, and the exception that has ended one of its threads.
 
     rank 0   compile   compile   waits ──► "rank 1 has made 1 pipeline on ranks 0, 1; this is number 2 of rank 0"
     rank 1   compile   step
@@ -13,7 +14,7 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
-from pipecompile.distributed.protocol import PIPELINES, THREAD
+from pipecompile.distributed.protocol import PIPELINES, SAVE, THREAD
 from pipecompile.errors import described, encodable
 
 __all__ = ["Absences"]
@@ -45,9 +46,15 @@ class Absences:
             return f"it has made {made} pipelines {on}, and {here}: ranks that call them in another order wait for each other"
         return f"it has made no pipeline {on}: it has not called compile" if not made else ""
 
+    def note_save(self, path: str) -> None:
+        """Note that this rank saves a checkpoint; with "", that it does so no longer."""
+        self._set(SAVE.at(self.rank), encodable(path[:_LENGTH]))
+
     def of_wait(self, rank: int) -> str:
-        """Return how a thread of a rank has ended; "" if none has, as far as is known."""
-        return self._get(THREAD.at(rank))
+        """Return what keeps a rank from a call, as far as is known: a save that waits for all ranks, a thread of it that has ended."""
+        path = self._get(SAVE.at(rank))
+        saves = f"it saves the checkpoint {path}, and waits there for all ranks" if path else ""
+        return "; ".join(filter(None, [saves, self._get(THREAD.at(rank))]))
 
     def _set(self, key: str, text: str) -> None:
         with suppress(RuntimeError):

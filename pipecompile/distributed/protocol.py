@@ -27,6 +27,7 @@ __all__ = [
     "PROCESS",
     "PROTOCOL",
     "READERS",
+    "SAVE",
     "SMALL",
     "STAYS",
     "THREAD",
@@ -155,6 +156,7 @@ PIPELINES = StoreKey(
 THREAD = StoreKey(
     "thread/{rank}", "the rank", "how one of its threads has ended by an exception; of all pipelines of its ranks"
 )
+SAVE = StoreKey("save/{rank}", "the rank", "the checkpoint that it saves; of all pipelines of its ranks")
 OUTCOME = StoreKey(
     "outcome/{first}/{run}", "the first to know", "done, or the FailureReport with which a call is undone"
 )
@@ -205,5 +207,5 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
 PROTOCOL = Protocol(
     (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT),
     CREDIT,
-    (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS, ENDED, PIPELINES, THREAD, OUTCOME, STAYS, LEFT),
+    (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS, ENDED, PIPELINES, THREAD, SAVE, OUTCOME, STAYS, LEFT),
 )

@@ -24,6 +24,8 @@ class KnowingBoard(Protocol):
 
     def wait_of(self, rank: int) -> AwaitedMessage | None: ...
 
+    def note_save(self, path: str) -> None: ...
+
 
 class SaveReports:
     """The answers of `board` about ranks. Of those that are not its members it says nothing."""
@@ -44,3 +46,7 @@ class SaveReports:
         """Return the rank for which a rank waits, None if it has not posted a wait."""
         wait = self._board.wait_of(rank) if rank in self._board.members else None
         return None if wait is None or wait.rank == rank else wait.rank
+
+    def note_save(self, path: str) -> None:
+        """Note that this rank saves a checkpoint, for ranks that wait for it in a call of the pipeline."""
+        self._board.note_save(path)

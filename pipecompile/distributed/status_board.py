@@ -152,6 +152,11 @@ class StatusBoard:
         if self.absences is not None:
             self.absences.note_thread(name, error)
 
+    def note_save(self, path: str) -> None:
+        """Note that this rank saves a checkpoint; with "", that it does so no longer."""
+        if self.absences is not None:
+            self.absences.note_save(path)
+
     def look_for_ended(self, awaited: str = "") -> None:
         """Raise RankLost for a member that has ended, unless the `awaited` key is there meanwhile."""
         for rank in self.members:

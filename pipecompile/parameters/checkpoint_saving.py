@@ -28,7 +28,7 @@ from pipecompile.ir.input_checks import file_path, whole
 from pipecompile.ir.progress import task
 from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
-from pipecompile.parameters.save_attendance import RankMissing, SaveAttendance
+from pipecompile.parameters.save_attendance import RankMissing, SaveAttendance, noted_save
 from pipecompile.parameters.saving_group import saving_group, saving_ranks
 from pipecompile.torch_private.pytree import tree_map_only
 
@@ -62,7 +62,7 @@ def save_checkpoint(
     path = file_path("directory", directory) / f"{whole('step', step, 0, _MOST_STEPS):08d}"
     if not asynchronous:
         done: Future[Path] = Future()
-        with task(f"saving {path}"):
+        with task(f"saving {path}"), noted_save(str(path)):
             done.set_result(_save(dict(state), path, kept, saving_group()))
         return done
     copy = tree_map_only(torch.Tensor, _copied, dict(state))

@@ -6,6 +6,8 @@ rank 1   saving/3/1 = process    killed
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Protocol
 from weakref import WeakSet
@@ -18,7 +20,7 @@ from pipecompile.parameters.process_identity import has_ended, identity, start_o
 from pipecompile.parameters.saving_group import saving_ranks
 from pipecompile.torch_private.process_groups import default_store
 
-__all__ = ["RankMissing", "SaveAttendance", "explain_by"]
+__all__ = ["RankMissing", "SaveAttendance", "explain_by", "noted_save"]
 
 _PATIENCE = 1.0
 """Seconds that a rank waits for others to fail as well, before it names those that do not."""
@@ -40,6 +42,9 @@ class Reports(Protocol):
     def waits_for(self, rank: int) -> int | None:
         """Return the rank for which a rank waits in another call, None if it does not, as far as is known."""
 
+    def note_save(self, path: str) -> None:
+        """Note that this rank saves a checkpoint; with "", that it does so no longer."""
+
 
 _REPORTS: WeakSet[Reports] = WeakSet()
 
@@ -47,6 +52,19 @@ _REPORTS: WeakSet[Reports] = WeakSet()
 def explain_by(reports: Reports) -> None:
     """Name what `reports` knows, for as long as other code holds a reference to it, if a save fails."""
     _REPORTS.add(reports)
+
+
+@contextmanager
+def noted_save(path: str) -> Iterator[None]:
+    """Let ranks that wait for this one elsewhere know, until the block ends, that it saves a checkpoint."""
+    known = [*_REPORTS]
+    for reports in known:
+        reports.note_save(path)
+    try:
+        yield
+    finally:
+        for reports in known:
+            reports.note_save("")
 
 
 class SaveAttendance:

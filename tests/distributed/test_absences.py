@@ -36,6 +36,15 @@ def test_the_end_of_a_thread_is_noted_by_its_rank_alone() -> None:
     assert first.of_wait(4) == ""
 
 
+def test_a_save_is_noted_until_it_ends() -> None:
+    store = HashStore()
+    first, second = (Absences(store, (4, 5), rank, 1) for rank in (4, 5))
+    second.note_save("saved/00000001")
+    assert first.of_wait(5) == "it saves the checkpoint saved/00000001, and waits there for all ranks"
+    second.note_save("")
+    assert first.of_wait(5) == ""
+
+
 @pytest.mark.timeout(700)
 def test_ranks_with_other_numbers_of_pipelines_are_named(said: dict[str, list[str]]) -> None:
     """Rank 1 "did not take part in the exchange before a program", before."""

@@ -8,7 +8,7 @@ from torch.distributed import HashStore
 
 from pipecompile.parameters import save_attendance
 from pipecompile.parameters.process_identity import identity
-from pipecompile.parameters.save_attendance import SaveAttendance, explain_by
+from pipecompile.parameters.save_attendance import SaveAttendance, explain_by, noted_save
 
 
 def attendance(monkeypatch: pytest.MonkeyPatch, store: HashStore, rank: int) -> SaveAttendance:
@@ -80,6 +80,7 @@ class FakeReports:
         self, failed: str = "", ends: dict[int, str] | None = None, waits: dict[int, int] | None = None
     ) -> None:
         self.failed, self.ends, self.waits = failed, ends or {}, waits or {}
+        self.notes: list[str] = []
 
     def failure(self) -> str:
         return self.failed
@@ -89,3 +90,14 @@ class FakeReports:
 
     def waits_for(self, rank: int) -> int | None:
         return self.waits.get(rank)
+
+    def note_save(self, path: str) -> None:
+        self.notes.append(path)
+
+
+def test_a_save_is_noted_while_it_lasts() -> None:
+    reports = FakeReports()
+    explain_by(reports)
+    with noted_save("saved/00000001"):
+        assert reports.notes == ["saved/00000001"]
+    assert reports.notes == ["saved/00000001", ""]
