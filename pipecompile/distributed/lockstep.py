@@ -3,10 +3,10 @@
     rank 1 ──[call, recording, reads, digest, contents]──► rank 0 ──[verdict, highest and lowest recording, is whole]──► rank 1, rank 2
     rank 2 ──[call, recording, reads, digest, contents]──►
 
-`call` is a number for the function, the modes and the layout of the batch: equal on all ranks. `recording` is the one that a rank
-would use. `contents` has a number per leaf of the batch, 0 for a placeholder, and `reads` the leaves that the stages of the rank
-read. Ranks have another batch than each other if a leaf that both read differs, or every leaf that says anything. If the digests
-of all leaves are equal, every rank has the whole batch.
+Two ranks send their rows to each other, which takes half the time. `call` is a number for the function, the modes and the layout of
+the batch: equal on all ranks. `recording` is the one that a rank would use. `contents` has a number per leaf of the batch, 0 for a
+placeholder, and `reads` the leaves that the stages of the rank read. Ranks have another batch than each other if a leaf that both read
+differs, or every leaf that says anything. If the digests of all leaves are equal, every rank has the whole batch.
 """
 
 from __future__ import annotations
@@ -131,23 +131,32 @@ def _named(communicator: Communicator, lost: RankLost) -> RankLost:
 
 
 def _exchanged(communicator: Communicator, row: list[int]) -> list[int]:
-    """Return the verdict of the first rank on the rows of all: its number, the highest and the lowest recording, is the batch whole."""
+    """Return the verdict on the rows of all ranks, of the first rank or, of two, of both: its number, the highest and the lowest
+    recording, is the batch whole.
+    """
     with torch.inference_mode(False):
-        own = torch.tensor(row, device="cpu")
-        peers = range(1, communicator.ranks.size)
-        if communicator.ranks.index != 0:
+        own, ranks = torch.tensor(row, device="cpu"), communicator.ranks
+        if ranks.size == 2:
+            communicator.expect(1 - ranks.index, [_ASKED])
+            communicator.send(1 - ranks.index, _ASKED, own)
+            return _summary([row, communicator.receive(1 - ranks.index, _ASKED).tolist()])
+        if ranks.index != 0:
             communicator.expect(0, [_VERDICT])
             communicator.send(0, _ASKED, own)
             return list(communicator.receive(0, _VERDICT).tolist())
+        peers = range(1, ranks.size)
         for peer in peers:
             communicator.expect(peer, [_ASKED])
-        rows = [row, *(communicator.receive(peer, _ASKED).tolist() for peer in peers)]
-        found = [one[_RECORDING] for one in rows]
-        is_whole = len({one[_DIGEST] for one in rows}) == 1 and rows[0][_DIGEST] != 0
-        verdict = [_verdict_on(rows), max(found), min(found), int(is_whole)]
+        verdict = _summary([row, *(communicator.receive(peer, _ASKED).tolist() for peer in peers)])
         for peer in peers:
             communicator.send(peer, _VERDICT, torch.tensor(verdict, device="cpu"))
         return verdict
+
+
+def _summary(rows: Sequence[Sequence[int]]) -> list[int]:
+    found = [row[_RECORDING] for row in rows]
+    is_whole = len({row[_DIGEST] for row in rows}) == 1 and rows[0][_DIGEST] != 0
+    return [_verdict_on(rows), max(found), min(found), int(is_whole)]
 
 
 def _verdict_on(rows: Sequence[Sequence[int]]) -> int:
