@@ -70,7 +70,7 @@ def test_a_failure_is_raised_on_all_ranks_and_ends_the_pipeline() -> None:
     def step(communicator: ThreadCommunicator) -> None:
         with communicator.guarded():
             if communicator.ranks.index == 1:
-                communicator.action = "at 1F0"
+                communicator.guard.action = "at 1F0"
                 raise ValueError("the data are wrong")
             communicator.expect(1, ["v#0"])
             communicator.receive(1, "v#0")

@@ -104,7 +104,7 @@ def test_tensors_live_on_their_rank() -> None:
 
 def test_a_user_sees_what_a_pipeline_has_and_what_ranks_add() -> None:
     pipe = compiled(layers())
-    added = {"gathered", "clock_error", "torch_stages", "full_state_dict", "replicas"}
+    added = {"copies", "gathered", "clock_error", "torch_stages", "full_state_dict", "replicas"}
     alone = pc.compile(layers(), 1, devices=["cpu"], example_args=(SAMPLES,), n_microbatches=2, batch_norm="each")
     assert {name for name in set(dir(pipe)) - set(dir(alone)) if not name.startswith("_")} == added
 
