@@ -102,6 +102,7 @@ def test_every_argument_of_compile_that_can_be_typed_is_an_option(command):
         "loss_fn",
         "loss_reduction",
         "has_aux",
+        "lost_copies",
         "mesh",
         "reshard_after_forward",
         "passes",
