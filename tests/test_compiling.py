@@ -103,6 +103,7 @@ REFUSED: dict[str, list[Bad]] = {
         Bad(["cpu"] * 3, "devices= with 2 entries", SCHEDULE),
     ],
     "mesh": [Bad(value, "a torch.distributed.device_mesh.DeviceMesh") for value in (3, "pp", [0, 1], X)],
+    "lost_copies": [Bad("contineu", "lost_copies='continue'"), *[Bad(value, "is not known") for value in (None, True, 1, X)]],
     "loss_fn": [Bad(value, "a function") for value in ("cross_entropy", 3, X, [F.cross_entropy])],
     "loss_reduction": [Bad("maen", "loss_reduction='mean'"), *[Bad(value, "is not known") for value in (None, 1, X, ["sum"])]],
     "partitioner": [Bad("lip", "partitioner='ilp'"), *[Bad(value, "is not known") for value in (None, 1, X, "ILP")]],

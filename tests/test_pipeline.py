@@ -151,7 +151,7 @@ def test_every_public_object_is_one_short_line() -> None:
     errors = [pc.InputError("what", why="why", hint="hint"), pc.MismatchError("what"), pc.RunError("what", stage=1, microbatch=2), pc.CostError("what"),
               pc.InfeasibleError("what"), pc.PartitionError("what"), pc.PlanError("what"), pc.ScheduleError("what"),
               pc.PipecompileError("what"), pc.VerifyError("plan", ["a fault"]), pc.TraceError("what"),
-              pc.PartitionWarning("what"), pc.RecordingWarning("what")]  # fmt: skip
+              pc.PartitionWarning("what"), pc.RecordingWarning("what"), pc.LostCopyWarning("what")]  # fmt: skip
     classes = {name for name in pc.__all__ if isinstance(getattr(pc, name), type)}
     assert {type(each).__name__ for each in (*made, *errors)} == classes
     for each in (*made, *errors):

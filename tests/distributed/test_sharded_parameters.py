@@ -23,7 +23,7 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def sharded(single_rank: None, model: nn.Module) -> ShardedParameters:
-    alone = cast(Any, SimpleNamespace(require_process=lambda: None))
+    alone = cast(Any, SimpleNamespace(require_process=lambda: None, current=lambda group: group))
     shards = ShardedParameters(init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",)), alone)
     assert not shards.is_known
     shards.shard([*model.parameters(), nn.Parameter(torch.tensor([1]), requires_grad=False)])

@@ -28,6 +28,7 @@ SHELL = (
     "torchrun --standalone --nproc-per-node=2 examples/",
     "torchrun --standalone --nproc-per-node=2 train.py",
     "torchrun --nnodes=2 --nproc-per-node=1",
+    "torchrun --nnodes=3 --nproc-per-node=2",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2:3",
     "python examples/",
     "pip install",

@@ -105,10 +105,10 @@ ON_THE_MODEL = [by_missing_key, by_text, by_layer, by_removal]
 @pytest.mark.parametrize("write", BESIDE_THE_MODEL)
 def test_a_write_that_no_node_makes_is_warned_of_once(write: Any) -> None:
     by_function.count = 0  # type: ignore[attr-defined]
-    pipe = pc.compile(Writes(write), 2, example_args=(torch.ones(4, 4),), n_microbatches=2, cost="analytic", devices=["cpu"] * 2,
-                      loss_fn=lambda y: y.square().mean())  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        pipe = pc.compile(Writes(write), 2, example_args=(torch.ones(4, 4),), n_microbatches=2, cost="analytic", devices=["cpu"] * 2,
+                          loss_fn=lambda y: y.square().mean())  # fmt: skip
         for _ in range(3):
             pipe.step(torch.randn(4, 4))
     texts = [str(one.message) for one in caught if issubclass(one.category, pc.RecordingWarning)]
