@@ -79,7 +79,7 @@ class Communicator:
         self.board.absences = Absences(ranks.store(0), ranks.members, self.rank, self.number)
         self._reports = SaveReports(
             self.board
-        )  # of this board alone: a save may fail for another reason than a rank that was lost
+        )  # of this board alone: the losses before are no reason for a save to fail
         explain_by(self._reports)
         self.guard = FailureGuard(self.board, ranks, self._break)
         self._outboxes: dict[int, Outbox] = {}

@@ -47,9 +47,9 @@ def _told(of_torch: Method, *, replaces_tensors: bool = False) -> Method:
     def tell(self: ModelMethods, *args: Any, **kwargs: Any) -> Any:
         if not overrides(self.model, name):
             return of_torch(self, *args, **kwargs)
-        if replaces_tensors:
-            self._check_replaceable()
-        return self._changed_by(getattr(self.model, name), args, kwargs)
+        method = getattr(self.model, name)
+        result = self._replaced_by(method, args, kwargs) if replaces_tensors else method(*args, **kwargs)
+        return self if result is self.model else result
 
     return cast(Method, tell)
 
@@ -94,8 +94,9 @@ class ModelMethods(nn.Module):
     def _refuse(self) -> None:
         """Raise InputError for a move of the model to another device."""
 
-    def _changed_by(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the model that may replace its tensors. Return this object where the method returns the model."""
+    def _replaced_by(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the model that may replace its tensors, and return its result."""
+        self._check_replaceable()
         before = _tensors_seen(self.model)
         result = method(*args, **kwargs)
         after = _tensors_seen(self.model)
@@ -103,7 +104,7 @@ class ModelMethods(nn.Module):
             self._forget()
         if any(new.device != old.device for old, new in zip(before, after, strict=False)):
             self._refuse()
-        return self if result is self.model else result
+        return result
 
 
 class _Seen(NamedTuple):

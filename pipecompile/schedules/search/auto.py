@@ -53,7 +53,7 @@ _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
 
 _EXACT_SECONDS = 1.5
-"""CP-SAT's deterministic time at effort 1, for all placements together: up to 10 seconds on one core, where the gap stays open."""
+"""CP-SAT's deterministic time at effort 1, for all placements together: 3 to 17 seconds of the processor where the gap stays open."""
 
 _NEGLIGIBLE = 1e-9
 """Relative tolerance for comparing seconds."""
