@@ -9,8 +9,9 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from threading import Event, Thread
+from dataclasses import dataclass, field
+from math import inf
+from threading import Event, Thread, get_ident
 from time import monotonic, sleep
 from typing import Protocol
 from weakref import WeakSet
@@ -29,14 +30,14 @@ _EXIT_TIMEOUT = 10.0
 """Seconds that the end of the interpreter waits for a check that is under way."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PendingWait:
-    """A wait for value `name`, to or from `peer`, since the time `since` of `awake`, in seconds. `is_main`: of the main thread."""
+    """A wait of a thread for value `name`, to or from `peer`. `since` is the time of `awake` at the first check, in seconds."""
 
     peer: int
     name: str
-    since: float
-    is_main: bool = False
+    thread: int = field(default_factory=get_ident)
+    since: float = inf
 
 
 class Waiting(Protocol):

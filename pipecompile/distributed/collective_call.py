@@ -60,9 +60,9 @@ class CollectiveCall:
     def contents(self, *, is_due: bool) -> list[int]:
         """Return the digest, then a number per leaf, 0 for a leaf that says nothing. Tensors on a GPU are read only if that `is_due`."""
         samples = [_sample(leaf, is_due=is_due) for leaf in self.leaves[:COMPARED_LEAVES]]
-        is_whole = len(self.leaves) <= COMPARED_LEAVES and not any(map(_is_unsure, samples))
-        numbers = [_content(sample) for sample in samples]
-        digest = hash_of(repr(samples)) | 1 if is_whole else 0
+        is_whole = len(self.leaves) <= COMPARED_LEAVES and None not in samples
+        numbers = [_hash_of_bytes(sample) | 1 if sample else 0 for sample in samples]
+        digest = hash_of(repr(numbers)) | 1 if is_whole else 0
         return [digest, *numbers, *[0] * (COMPARED_LEAVES - len(numbers))]
 
     def __str__(self) -> str:
@@ -82,7 +82,11 @@ class CollectiveCall:
 
 def hash_of(text: str) -> int:
     """Return 63 bits of a hash that is the same in all processes."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return _hash_of_bytes(text.encode())
+
+
+def _hash_of_bytes(content: bytes) -> int:
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") >> 1
 
 
 def _modes(model: nn.Module) -> list[str]:
@@ -105,32 +109,27 @@ def _layout(leaf: Any) -> str:
     return repr(leaf) if isinstance(leaf, (bool, int, float, str)) or leaf is None else type(leaf).__name__
 
 
-def _sample(leaf: Any, *, is_due: bool) -> list[Any] | None:
-    """Return a few elements of a tensor, none of a plain value, whose layout says all; None where they cannot be read."""
+def _sample(leaf: Any, *, is_due: bool) -> bytes | None:
+    """Return a few elements of a tensor, none of a plain value, whose layout says all. Return None for what may be a placeholder: a
+    tensor that cannot be read, or whose elements are equal.
+    """
     if leaf is None or isinstance(leaf, (bool, int, float, str)):
-        return []
+        return b""
     if type(leaf) not in (torch.Tensor, nn.Parameter) or leaf.device.type == "meta":
         return None
     if leaf.device.type != "cpu" and not is_due:
         return None
     try:
-        return _elements(leaf) if leaf.numel() else []
+        found = _elements(leaf) if leaf.numel() else b""
     except (RuntimeError, NotImplementedError):  # a layout or a dtype without `take`
         return None
+    size = leaf.element_size()
+    return None if found and found == found[:size] * (len(found) // size) else found
 
 
-def _is_unsure(sample: list[Any] | None) -> bool:
-    """Return whether a tensor may be a placeholder: all elements that were read are equal, or none can be read."""
-    return sample is None or (bool(sample) and sample.count(sample[0]) == len(sample))
-
-
-def _content(sample: list[Any] | None) -> int:
-    """Return a number from a few elements; 0 for a tensor that may be a placeholder."""
-    return 0 if not sample or _is_unsure(sample) else hash_of(repr(sample)) | 1
-
-
-def _elements(leaf: torch.Tensor) -> list[Any]:
-    return torch.take(leaf.detach(), _places(leaf.numel(), leaf.device)).tolist()
+def _elements(leaf: torch.Tensor) -> bytes:
+    taken = torch.take(leaf.detach(), _places(leaf.numel(), leaf.device))
+    return taken.cpu().view(torch.uint8).numpy().tobytes()
 
 
 @lru_cache(maxsize=256)

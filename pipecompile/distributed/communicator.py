@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from threading import current_thread, main_thread
+from threading import main_thread
 from time import sleep
 from typing import Any
 
@@ -77,9 +77,7 @@ class Communicator:
         ranks = self.ranks
         self.board = StatusBoard(store, ranks.members, self.rank, self.timeout, ranks.copy)
         self.board.absences = Absences(ranks.store(0), ranks.members, self.rank, self.number)
-        self._reports = SaveReports(
-            self.board
-        )  # of this board alone: the losses before are no reason for a save to fail
+        self._reports = SaveReports(self.board)  # of this board alone: a save does not fail for the losses before
         explain_by(self._reports)
         self.guard = FailureGuard(self.board, ranks, self._break)
         self._outboxes: dict[int, Outbox] = {}
@@ -182,7 +180,7 @@ class Communicator:
 
     def wait(self, peer: int, work: dist.Work, name: str) -> None:
         """Wait inside c10d for the end of a send or receive. A failure elsewhere ends the wait with RuntimeError."""
-        self._waiting = PendingWait(peer, name, awake(), current_thread() is main_thread())
+        self._waiting = PendingWait(peer, name)
         try:
             work.wait(_WAIT_TIMEOUT)
         finally:
@@ -191,7 +189,7 @@ class Communicator:
 
     def poll(self, peer: int, name: str, is_over: Callable[[], bool]) -> None:
         """Wait for a value that moves without this thread, as a GPU receives it. Raises RankLost."""
-        self._waiting = PendingWait(peer, name, awake())
+        self._waiting = PendingWait(peer, name)
         try:
             while not is_over() and self._verdict is None:
                 sleep(_POLL_WORK)
@@ -233,6 +231,8 @@ class Communicator:
         wait = self._waiting
         if wait is None or wait is not self._seen:
             self._seen = wait
+            if wait is not None:
+                wait.since = awake()
             return
         try:
             self.check(self.ranks.rank_of(wait.peer))
@@ -248,7 +248,7 @@ class Communicator:
 
     def interrupt(self) -> None:
         """End a wait of the main thread, which raises KeyboardInterrupt after it."""
-        if (wait := self._waiting) is not None and wait.is_main:
+        if (wait := self._waiting) is not None and wait.thread == main_thread().ident:
             self.give_up(RankLost(FailureReport(self.rank, "KeyboardInterrupt"), is_posted=False))
 
     def give_up(self, lost: RankLost) -> None:

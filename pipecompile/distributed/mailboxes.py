@@ -46,6 +46,10 @@ from pipecompile.torch_private.process_groups import close_connections
 
 __all__ = ["Channel", "Inbox", "Outbox", "Waiter", "check_name"]
 
+_NAME, _IS_SAME, _RECEIVED = map(int, (HeadField.NAME, HeadField.IS_SAME, HeadField.RECEIVED))
+
+_OTHER_VALUE = "it sent another value: the ranks are not in the same step"
+
 Waiter = Callable[[dist.Work, str], None]
 """A function that waits for a send or receive; its string is the name of the value."""
 
@@ -76,7 +80,7 @@ class Channel:
 class MessageBuffer:
     """Memory of one end for the values of one name and layout.
 
-    `bytes` has the head and the payload of a small value; `head` and `value` are views of it. `head` is a numpy array, whose
+    `bytes` has the head and the payload of a small value; `head` and `value` are views of it. `head` is a memoryview, whose
     element access is faster than that of a tensor. `large` is the tensor that receives the next large value. `last` is the
     number of the message that was sent last.
     """
@@ -87,11 +91,12 @@ class MessageBuffer:
         inline = layout.nbytes if self.kind is SMALL else 0
         with torch.inference_mode(False):
             self.bytes = torch.zeros(8 * HEAD_LENGTH + inline, dtype=torch.uint8, device="cpu")
-            self.head = self.bytes[: 8 * HEAD_LENGTH].view(torch.int64).numpy()
+            self.head = self.bytes[: 8 * HEAD_LENGTH].view(torch.int64).numpy().data
             payload = self.bytes[8 * HEAD_LENGTH :].view(layout.dtype)
             is_inline = self.kind is SMALL and layout.kind is PayloadKind.TENSOR
             self.value = payload.as_strided(layout.shape, layout.strides) if is_inline else None
-        self.head[HeadField.NAME] = name_checksum(name)
+        self.name, self.checksum = name, name_checksum(name)
+        self.head[_NAME] = self.checksum
         self.works: list[dist.Work] = []
         self.large: torch.Tensor | None = None
         self.last = 0
@@ -124,7 +129,7 @@ class Outbox:
         buffer.last = self.sent
 
     def _send_repeated(self, buffer: MessageBuffer, plain: Any) -> list[dist.Work]:
-        buffer.head[HeadField.IS_SAME], buffer.head[HeadField.RECEIVED] = 1, self.channel.received
+        buffer.head[_IS_SAME], buffer.head[_RECEIVED] = 1, self.channel.received
         if buffer.value is not None:
             buffer.value.copy_(plain)
         works = [self.channel.send(buffer.bytes, buffer.kind)]
@@ -134,7 +139,7 @@ class Outbox:
 
     def _send_changed(self, buffer: MessageBuffer) -> list[dist.Work]:
         """Send as many bytes as the peer has posted receives for; only the head has a meaning."""
-        buffer.head[HeadField.IS_SAME], buffer.head[HeadField.RECEIVED] = 0, self.channel.received
+        buffer.head[_IS_SAME], buffer.head[_RECEIVED] = 0, self.channel.received
         works = [self.channel.send(buffer.bytes, CHANGED)]
         if buffer.kind is LARGE:
             padding = torch.empty(buffer.layout.nbytes, dtype=torch.uint8, device="cpu")
@@ -224,10 +229,12 @@ class Inbox:
     def _receive_repeated(self, buffer: MessageBuffer, name: str) -> Any:
         for work in buffer.works:
             self.channel.wait(work, name)
-        check_name(buffer.head[HeadField.NAME], name)
-        self.acknowledged = int(buffer.head[HeadField.RECEIVED])
+        head = buffer.head
+        if name != buffer.name or head[_NAME] != buffer.checksum:
+            raise ConnectionError(_OTHER_VALUE)
+        self.acknowledged = head[_RECEIVED]
         large, buffer.large, buffer.works = buffer.large, None, []
-        if not buffer.head[HeadField.IS_SAME]:
+        if not head[_IS_SAME]:
             return self._receive_new(name)
         return buffer.layout.decode(large if buffer.value is None else buffer.value.clone())
 
@@ -256,4 +263,4 @@ def _remember(buffers: dict[str, MessageBuffer], name: str, layout: MessageLayou
 
 def check_name(checksum: int, name: str) -> None:
     if int(checksum) != name_checksum(name):
-        raise ConnectionError("it sent another value: the ranks are not in the same step")
+        raise ConnectionError(_OTHER_VALUE)

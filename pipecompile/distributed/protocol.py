@@ -52,9 +52,12 @@ class Tag(IntEnum):
     LAYOUT = 3
 
 
+_N_TAGS = len(Tag)
+
+
 def tag_of(communicator: int, tag: Tag) -> int:
     """Return the tag in the process group. Communicators of one group have different numbers, hence different tags."""
-    return len(Tag) * communicator + tag
+    return _N_TAGS * communicator + tag
 
 
 @dataclass(frozen=True, slots=True)

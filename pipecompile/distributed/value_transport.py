@@ -64,6 +64,7 @@ class GlooValues:
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator, self.device = communicator, communicator.ranks.devices[communicator.ranks.index]
+        self._is_cpu = self.device.type == "cpu"
 
     def connect(self, pairs: Iterable[Pair]) -> None:
         """Return at once: the control group is open."""
@@ -78,7 +79,8 @@ class GlooValues:
         self.communicator.send(target, name, value)
 
     def receive(self, source: int, name: str, layout: Hashable = None) -> Any:  # noqa: ARG002
-        return moved(self.communicator.receive(source, name), self.device)
+        value = self.communicator.receive(source, name)
+        return value if self._is_cpu else moved(value, self.device)
 
     def finish(self) -> None:
         self.communicator.flush()

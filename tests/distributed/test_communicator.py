@@ -146,7 +146,7 @@ def test_the_root_of_a_chain_of_waits_is_reported() -> None:
 
 def test_the_verdict_of_the_check_is_the_reason_of_a_broken_connection() -> None:
     communicator = run_communicators(2, lambda each: each, timeout=0.0)[0]
-    communicator._waiting = communicator._seen = PendingWait(1, "v#0", awake() - 1)
+    communicator._waiting = communicator._seen = PendingWait(1, "v#0", since=awake() - 1)
     communicator.check_wait()
     lost = communicator.connection_lost(1, "", RuntimeError("Connection reset"))
     assert lost.report.what == "it has been silent for 0 s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import PendingWait
 from pipecompile.distributed.posted_wait import PostedWait
 from tests.distributed.rank_threads import run_communicators
@@ -13,9 +12,9 @@ def test_a_wait_is_posted_though_the_one_before_ended_while_it_was_checked() -> 
     communicator = run_communicators(2, lambda each: each)[0]
     waits: list[PendingWait] = []
     posted = PostedWait(communicator.board, communicator.ranks, lambda: waits[-1] if waits else None)
-    posted.post(PendingWait(1, "v#0", awake()))  # it is over by now
+    posted.post(PendingWait(1, "v#0"))  # it is over by now
     assert communicator.board.wait_of(10) is None
-    waits.append(PendingWait(1, "w#0", awake()))
+    waits.append(PendingWait(1, "w#0"))
     posted.post(waits[0])
     found = communicator.board.wait_of(10)
     assert found is not None
