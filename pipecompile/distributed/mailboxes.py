@@ -199,7 +199,7 @@ class Inbox:
         """Post receives for the next values, up to the first value whose layout is not known."""
         while self.expected and len(self.posted) < CREDIT.posted_ahead:
             buffer = self.buffers.get(self.expected[0])
-            if buffer is None or buffer in self.posted:
+            if buffer is None or buffer in self.posted or not self._has_credit(buffer):
                 return
             buffer.works = [self.channel.receive(buffer.bytes, buffer.kind)]
             if buffer.kind is LARGE:
@@ -207,6 +207,10 @@ class Inbox:
                 buffer.works.append(self.channel.receive(as_bytes(buffer.large), LARGE))
             self.posted.append(buffer)
             self.expected.popleft()
+
+    def _has_credit(self, buffer: MessageBuffer) -> bool:
+        """Return whether the next value is small, or few large ones are posted."""
+        return buffer.kind is SMALL or sum(one.kind is LARGE for one in self.posted) < CREDIT.large_ahead
 
     def receive(self, name: str) -> Any:
         """Return the next value. Raises ConnectionError if its name is not `name`."""

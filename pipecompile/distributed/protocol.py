@@ -117,8 +117,11 @@ class Credit:
     small_bytes: int = 1 << 17
     """Payload bytes up to which a copy costs less time than a second message."""
 
-    posted_ahead: int = 2
-    """Receives of REPEATED messages that a rank posts before it needs the values."""
+    posted_ahead: int = 16
+    """Receives of REPEATED messages that a rank posts before it needs the values: a message without one takes three ways, not one."""
+
+    large_ahead: int = 2
+    """Receives of large values among them. Each has memory of its own."""
 
     unsent: int = 8
     """Values of two parts that a rank may have begun to send. A program is proven to end with any bound, even 0."""
@@ -185,6 +188,7 @@ class Protocol:
         bounds = [
             ("small_bytes", f"{self.credit.small_bytes} bytes of payload in one part with the head"),
             ("posted_ahead", f"{self.credit.posted_ahead} receives per peer"),
+            ("large_ahead", f"{self.credit.large_ahead} of them of large values"),
             ("unsent", f"{self.credit.unsent} values of two parts per peer"),
         ]
         keys = [(key.template, key.writer, key.value) for key in self.keys]

@@ -124,8 +124,9 @@ def test_a_value_of_another_name_is_an_error() -> None:
     assert exchange(lambda outbox: outbox.send("h", None), receive)[0]
 
 
-def test_receives_are_posted_ahead_up_to_the_credit_and_the_first_unknown_layout() -> None:
-    names = ["a", "b", "c"]
+@pytest.mark.parametrize(("length", "credit"), [(2, CREDIT.posted_ahead), (LARGE, CREDIT.large_ahead)])
+def test_receives_are_posted_ahead_up_to_the_credit_and_the_first_unknown_layout(length: int, credit: int) -> None:
+    names = [*map(str, range(credit + 1))]
 
     def receive(inbox: Inbox) -> list[int]:
         inbox.expect(names)
@@ -142,9 +143,9 @@ def test_receives_are_posted_ahead_up_to_the_credit_and_the_first_unknown_layout
 
     def send(outbox: Outbox) -> None:
         for name in (*names, *names, "d"):
-            outbox.send(name, torch.ones(2))
+            outbox.send(name, torch.ones(length))
 
-    assert exchange(send, receive)[0] == [0, CREDIT.posted_ahead, 2, 1, 0]
+    assert exchange(send, receive)[0] == [0, credit, *reversed(range(credit + 1))]
 
 
 def test_at_most_so_many_large_values_are_unsent() -> None:

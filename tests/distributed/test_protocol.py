@@ -20,7 +20,8 @@ head   8 int64
 
 credit         bound
 small_bytes    131072 bytes of payload in one part with the head
-posted_ahead   2 receives per peer
+posted_ahead   16 receives per peer
+large_ahead    2 of them of large values
 unsent         8 values of two parts per peer
 
 store key                              writer               value
