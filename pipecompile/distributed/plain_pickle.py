@@ -3,7 +3,7 @@
     lists, tuples, dicts with keys that are texts or whole numbers      read
     classes, functions, sets, other keys                                refused
 
-The hash of a tuple of tuples can take for ever, so a tuple is no key.
+A tuple is no key: the hash of a tuple of tuples can take for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import pickle
 from typing import Any
 
-from pipecompile.parameters.pure_unpickler import PureUnpickler
+from pipecompile.parameters.pure_unpickler import PureUnpickler, operations, refuse
 
 __all__ = ["plain_value"]
 
@@ -22,8 +22,6 @@ _OPERATIONS = (
     "PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET POP POP_MARK"
 ).split()
 """Operations of pickles that make containers, texts and numbers."""
-
-_PURE: Any = PureUnpickler
 
 
 def plain_value(content: bytes) -> Any:
@@ -35,26 +33,7 @@ def _find_class(_unpickler: Any, module: str, name: str) -> Any:
     raise pickle.UnpicklingError(f"it refers to {module}.{name}, and is to have plain data alone")
 
 
-def _set_items(unpickler: Any) -> None:
-    _check_keys(unpickler.stack[::2])
-    _PURE.load_setitems(unpickler)
-
-
-def _set_item(unpickler: Any) -> None:
-    _check_keys(unpickler.stack[-2:-1])
-    _PURE.load_setitem(unpickler)
-
-
-def _refused(_unpickler: Any) -> None:
-    raise pickle.UnpicklingError("it has more than plain data")
-
-
-def _check_keys(keys: list[Any]) -> None:
-    if any(type(key) not in (str, int) for key in keys):
-        raise pickle.UnpicklingError("a key of it is neither a text nor a whole number")
-
-
 _KNOWN = {getattr(pickle, name)[0] for name in _OPERATIONS}
-_RUNS = {number: run if number in _KNOWN else _refused for number, run in _PURE.dispatch.items()}
-_RUNS |= {pickle.SETITEM[0]: _set_item, pickle.SETITEMS[0]: _set_items}
-_PLAIN_UNPICKLER: Any = type("PlainUnpickler", (_PURE,), {"find_class": _find_class, "dispatch": _RUNS})
+_KEYS = operations(lambda key: type(key) in (str, int), "a text or a whole number")
+_RUNS = {number: run if number in _KNOWN else refuse for number, run in _KEYS.items()}
+_PLAIN_UNPICKLER: Any = type("PlainUnpickler", (PureUnpickler,), {"find_class": _find_class, "dispatch": _RUNS})

@@ -14,17 +14,23 @@ import io
 import math
 import pickle
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 
 from pipecompile.errors import InputError
-from pipecompile.parameters.pure_unpickler import PureUnpickler
+from pipecompile.parameters.pure_unpickler import PureUnpickler, operations
 
 __all__ = ["CHECKSUMS", "CheckpointDamage", "MetadataReader", "check_files", "checksum_of", "read_metadata"]
 
@@ -48,6 +54,10 @@ _KNOWN = {
 """The names that a metadata file may refer to, by module."""
 
 
+_HASHES: dict[str, type] = {"_get_layout": str, "_MEM_FORMAT_ENCODING": int}
+"""The callables among them that hash their argument, and its type."""
+
+
 class CheckpointDamage(InputError):
     """A checkpoint that cannot be trusted; `file` is the damaged file."""
 
@@ -59,13 +69,36 @@ class CheckpointDamage(InputError):
         )  # fmt: skip
 
 
+def _is_key(key: Any) -> bool:
+    """Return whether a key of metadata is quick to hash: a text, a number, the place of a part of a tensor."""
+    if type(key) is not MetadataIndex:
+        return type(key) in (str, int)
+    return type(key.fqn) is str and type(key.offset) in (torch.Size, type(None))
+
+
+def _of(kind: type, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that takes one value of a kind alone: it hashes what it takes."""
+
+    def made(value: Any) -> Any:
+        if type(value) is not kind:
+            raise pickle.UnpicklingError(f"{make.__name__} is called with a {type(value).__name__}")
+        return make(value)
+
+    return made
+
+
 class _MetadataUnpickler(PureUnpickler):
     """Knows the classes of a metadata file, and nothing else."""
+
+    dispatch: ClassVar[Any] = operations(_is_key, "a text, a number or an index of metadata")
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _KNOWN.get(module, ()):
             raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no metadata has")
-        return super().find_class(module, name)
+        found = super().find_class(module, name)
+        if name == "OrderedDict":
+            return lambda: OrderedDict[Any, Any]()
+        return _of(_HASHES[name], found) if name in _HASHES else found
 
 
 def read_metadata(path: Path) -> Metadata:
@@ -77,7 +110,16 @@ def read_metadata(path: Path) -> Metadata:
         raise CheckpointDamage(file, f"it cannot be read: {error}") from error
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
         raise CheckpointDamage(file, "it is no metadata of a checkpoint")
+    if not _is_flat(metadata.planner_data):
+        raise CheckpointDamage(file, "its names do not say where entries are in the state")
     return metadata
+
+
+def _is_flat(paths: Any) -> bool:
+    """Return whether the planner's data are what torch's planner writes: per name, the keys that lead to an entry."""
+    if not isinstance(paths, dict):
+        return paths is None
+    return all(type(path) is tuple and all(type(key) in (str, int) for key in path) for path in paths.values())
 
 
 class MetadataReader(FileSystemReader):
@@ -146,6 +188,8 @@ def _check_entries(path: Path, metadata: Metadata) -> None:
 
 def _parts(path: Path, name: str, entry: TensorStorageMetadata) -> Mapping[tuple[str, tuple[int, ...] | None], int]:
     """Return the bytes of each part of a tensor, by name and offset."""
+    if any(type(shape) is not torch.Size for chunk in entry.chunks for shape in (chunk.offsets, chunk.sizes)):
+        raise CheckpointDamage(path / _METADATA, f"the parts of {name} have no shapes")
     parts = {(name, tuple(chunk.offsets)): math.prod(chunk.sizes) for chunk in entry.chunks}
     if sum(parts.values()) != math.prod(entry.size):
         raise CheckpointDamage(path / _METADATA, f"the parts of {name} are not the whole tensor")
@@ -178,10 +222,13 @@ def _check_file(file: Path, entries: Iterable[tuple[Any, int]]) -> None:
 def _check_archive(file: Path, content: bytes, nbytes: int) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            broken = archive.testzip()
+            packed = any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
+            broken = None if packed else archive.testzip()
             held = [record.file_size for record in archive.infolist() if "/data/" in record.filename]
     except Exception as error:  # a damaged archive raises anything
         raise CheckpointDamage(file, f"a part of it cannot be read: {error}") from error
+    if packed:  # torch packs none, and a small one can unpack to any length
+        raise CheckpointDamage(file, "a part of it is compressed")
     if broken is not None:
         raise CheckpointDamage(file, f"the CRC of {broken} is wrong")
     if sum(held) < nbytes:

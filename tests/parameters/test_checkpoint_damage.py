@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import builtins
+import io
 import pickle
 import random
 import shutil
 import tracemalloc
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, MetadataIndex
+from torch.serialization import _get_layout
 
 import pipecompile as pc
 from pipecompile.parameters.checkpoint_damage import CheckpointDamage, check_files, read_metadata
@@ -156,6 +159,88 @@ def test_a_file_outside_the_checkpoint_is_not_opened(name: str, whole: Path, tmp
         info.relative_path = name
     (path / METADATA).write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointDamage, match="is no name of a file of the checkpoint"):
+        check_files(path)
+
+
+def _laughing() -> tuple[object, ...]:
+    """Return a tuple that takes 2**60 steps to hash, and to compare."""
+    value: tuple[object, ...] = ()
+    for _ in range(60):
+        value = value, value
+    return value
+
+
+class _Call:
+    """Is a call of a function when it is unpickled."""
+
+    def __init__(self, function: object, argument: object) -> None:
+        self.call = function, (argument,)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return self.call
+
+
+class _KeyOf:
+    """Is a dict with one key when it is unpickled. The key is not hashed here."""
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return OrderedDict, (), None, None, iter([(self.key, 1)])
+
+
+def _index(name: str, value: object) -> MetadataIndex:
+    index = MetadataIndex("a")
+    vars(index)[name] = value
+    return index
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _KeyOf(_laughing()),
+        _KeyOf(_index("offset", _laughing())),
+        _KeyOf(_index("fqn", _laughing())),
+        _Call(OrderedDict, [(_laughing(), 1)]),
+        _Call(_MEM_FORMAT_ENCODING, _laughing()),
+        _Call(_get_layout, _laughing()),
+        _Call(frozenset, [_laughing()]),
+        {"layers.0.weight": _laughing()},
+        {"layers.0.weight": "text"},
+        ["text"],
+    ],
+    ids=["key", "offset", "name", "OrderedDict", "Enum", "layout", "frozenset", "path", "no path", "no dict"],
+)
+def test_metadata_that_take_for_ever_to_hash_are_refused(data: object, whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run/00000020"
+    shutil.copytree(whole / "00000020", path)
+    (path / "checksums.json").unlink()
+    metadata = read_metadata(path)
+    metadata.planner_data = data
+    (path / METADATA).write_bytes(pickle.dumps(metadata))
+
+    def refused() -> None:
+        with pytest.raises(CheckpointDamage):
+            check_files(path)
+
+    assert_within(1.0, refused)
+
+
+def test_a_part_that_is_compressed_is_refused(whole: Path, tmp_path: Path) -> None:
+    """A small archive can unpack to any length."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(1 << 20))
+    path = tmp_path / "run/00000020"
+    shutil.copytree(whole / "00000020", path)
+    (path / "checksums.json").unlink()
+    metadata = read_metadata(path)
+    (path / "packed.distcp").write_bytes(packed.getvalue())
+    info = next(iter(metadata.storage_data.values()))
+    info.relative_path, info.offset, info.length = "packed.distcp", 0, len(packed.getvalue())
+    (path / METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointDamage, match="a part of it is compressed"):
         check_files(path)
 
 
