@@ -193,6 +193,7 @@ class _Attempt:
     def _with_grad(self, grad: bool, size: int, opaque: OpaquePieces, fixed: bool) -> TracedGraph:
         """Return the recording with gradients on or off; its `grad_mode` is None if the graph is right for both."""
         symbol = BatchSymbol(self.inputs.samples or size, fixed=True) if fixed else BatchSymbol(size)
+        symbol.env.refuses_data_sizes = opaque.refuses_data_sizes
         recorder = Recorder(self.model, symbol, self.device, OpaqueCalls(opaque, symbol), grad=grad)
         self.graphs.append(recorder.graph)
         recorder.has_lifted = bool(self.lifted.holders)

@@ -16,6 +16,7 @@ from pipecompile.torch_private.modes import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from pipecompile.tracing.fakes.data_sizes import DataSizeCompared
 from pipecompile.tracing.user_source import frames, raiser
 
 __all__ = [
@@ -27,7 +28,12 @@ __all__ = [
     "needs_values",
 ]
 
-_DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+_DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DataSizeCompared,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
 
 _UNSUPPORTED = (
     DynamicOutputShapeException,

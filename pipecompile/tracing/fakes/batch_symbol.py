@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from pipecompile.batching.batch_dims import Dims
 from pipecompile.torch_private.symbols import ConstantSource, PythonReferenceAnalysis, sympy_interp
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.fakes.data_sizes import DataSizes
+from pipecompile.tracing.fakes.data_sizes import DataSizes, refuse_comparisons
 from pipecompile.tracing.node_facts import NodeFacts, Role, has_facts, set_facts
 from pipecompile.tracing.user_source import caller
 
@@ -94,17 +94,25 @@ class _BatchShapeEnv(ShapeEnv):
     """A ShapeEnv that notes the user's line of each guard in `places`.
 
     While `is_lenient`, comparisons of sizes are answered for the example without a guard. Only an equality that fixes the
-    batch size makes a guard even then: shapes would otherwise be right for the example alone.
+    batch size makes a guard even then: shapes would otherwise be right for the example alone. While it `refuses_data_sizes`,
+    comparisons of sizes that the data decide raise DataSizeCompared.
     """
 
-    is_lenient = False
+    is_lenient = refuses_data_sizes = False
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.places: list[str] = []
+        self.calls_of_sizes: dict[
+            sympy.Symbol, int
+        ] = {}  # not the DataSizes: their tensors refer to this in ways that gc cannot see
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        known = len(self.guards)
         value = self._evaluated(orig_expr, *args, **kwargs)
+        if self.refuses_data_sizes:
+            new = (guard.expr for guard in self.guards[known:])
+            refuse_comparisons(new, self.calls_of_sizes, in_torch=self.is_lenient)
         if len(self.guards) > len(self.places):
             self.places += [caller()] * (len(self.guards) - len(self.places))
         return value
@@ -151,7 +159,9 @@ class BatchSymbol:
     @cached_property
     def data_sizes(self) -> DataSizes:
         """The sizes that the data decide; few models have any."""
-        return DataSizes(self.env)
+        sizes = DataSizes(self.env)
+        self.env.calls_of_sizes = sizes.calls
+        return sizes
 
     @property
     def fixed(self) -> int | None:

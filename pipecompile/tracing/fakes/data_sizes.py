@@ -6,36 +6,67 @@ torch.zeros(len(boxes))       ──►    n = boxes.size(0);  zeros(n)       in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from pipecompile.torch_private.symbols import ConstantSource
 
-__all__ = ["DataSizes"]
+__all__ = ["DataSizeCompared", "DataSizes", "refuse_comparisons"]
+
+
+class DataSizeCompared(Exception):
+    """Python, or a torch function, compared a size that the data decide."""
+
+
+def refuse_comparisons(
+    comparisons: Iterable[sympy.Basic], calls: Mapping[sympy.Symbol, int], *, in_torch: bool
+) -> None:
+    """Raise DataSizeCompared if these depend on sizes that the data decide; `calls` has the number of the call that returned each.
+
+    Sizes of one call may be equal to each other, as the lengths of indices are, or to what a function of torch needs. Their call checks
+    that in every run.
+    """
+    for comparison in comparisons:
+        known = [calls[name] for name in comparison.free_symbols if name in calls]
+        is_needed = isinstance(comparison, sympy.Eq) and len({*known}) == 1 and (in_torch or len(known) > 1)
+        if known and not is_needed:
+            raise DataSizeCompared
 
 
 class DataSizes:
     """The sizes of one recording that the data decide.
 
-    Comparisons are answered for the example, and become conditions that opaque calls check in every run.
+    Comparisons are refused, or answered for the example: then they become conditions that opaque calls check in every run. `n_calls` counts
+    the calls that return such sizes, and `calls` has the number of the call of each.
     """
 
     def __init__(self, env: ShapeEnv) -> None:
-        self.env = env
+        self.env, self.n_calls = env, 0
         self.hints: dict[sympy.Symbol, int] = {}
+        self.calls: dict[sympy.Symbol, int] = {}
         self._tensors: dict[sympy.Symbol, tuple[torch.Tensor, int]] = {}
 
-    def new(self, example: int) -> tuple[torch.SymInt, sympy.Symbol]:
-        """Return a new size and its symbol. An `example` of 0 or 1 counts as 11 or more, so that nothing is broadcast."""
-        hint = example if example > 1 else next(size for size in count(11) if size not in self.hints.values())
-        name = self.env.create_symbol(hint, ConstantSource(f"rows_{len(self.hints)}"), DimDynamic.DYNAMIC, None)
-        self.hints[name] = hint
+    def new(self, example: int, alike: Sequence[sympy.Symbol] = ()) -> tuple[torch.SymInt, sympy.Symbol]:
+        """Return a new size and its symbol. An `example` of 0 or 1 counts as 11 or more, so that nothing is broadcast.
+
+        It counts as the sizes `alike`, which have the same example in the same call: `where` returns indices of one length.
+        """
+        unused = next(size for size in count(11) if size not in self.hints.values())
+        hint = example if example > 1 else next((self.hints[name] for name in alike), unused)
+        source, any_size = (
+            ConstantSource(f"rows_{len(self.hints)}"),
+            StrictMinMaxConstraint(False, ValueRanges(0, int_oo)),
+        )
+        name = self.env.create_symbol(hint, source, DimDynamic.DYNAMIC, any_size, positive=None)
+        self.hints[name], self.calls[name] = hint, self.n_calls
         size = self.env.create_symintnode(name, hint=hint)
         assert isinstance(size, torch.SymInt)
         return size, name

@@ -20,6 +20,7 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensor, fake_tensor_log_disabled
+from pipecompile.tracing.fakes.data_sizes import DataSizeCompared
 from pipecompile.tracing.model_pieces import Piece, UnpredictableResult, candidates, same_class_pieces
 from pipecompile.tracing.opaque.result_spec import ResultSpec, are_comparable, infer_result_specs
 from pipecompile.tracing.opaque.trial_runs import DataChange, TrialCall, run_trial, vary_input
@@ -78,6 +79,7 @@ class OpaquePieces:
         self.rejected: dict[Piece, str] = {}
         self.is_batch_fixed = bool(inputs.lists)
         self.has_grad = self.has_blocks = True
+        self.refuses_data_sizes = True
 
     def begin_with(self, kept: Iterable[OpaqueReason]) -> OpaquePieces:
         """Make modules and methods opaque that an earlier recording kept whole. Raise an exception if one cannot be any more."""
@@ -281,8 +283,19 @@ def _with_retries(opaque: OpaquePieces, attempt: Callable[[OpaquePieces], T]) ->
             with fake_tensor_log_disabled():
                 return attempt(opaque)
         except Exception as error:
-            opaque.grow(error)
+            _grown(opaque, error)
     raise TraceError(what=f"cannot trace: the model was recorded {_ATTEMPTS} times, and parts still cannot be recorded")
+
+
+def _grown(opaque: OpaquePieces, error: Exception) -> None:
+    """Make one more piece opaque; for a comparison of sizes within no piece, answer it for the example. Raise TraceError."""
+    is_comparison = isinstance(error.__cause__ or error, DataSizeCompared)
+    try:
+        opaque.grow(error)
+    except TraceError:
+        if not is_comparison:
+            raise
+        opaque.refuses_data_sizes = False
 
 
 def _third_size(size: int | None, other: int | None) -> int:

@@ -29,6 +29,7 @@ def fake_result(
     `arguments` are the fake leaves of the call's arguments, `samples` the batch size of the first trial run, and `twin`
     returns the fake tensor of a tensor of the model.
     """
+    symbol.data_sizes.n_calls += 1
     expected = ExpectedResult(spec.structure, (), samples or 1, tuple(spec.call.work), spec.call.saved_bytes)
     leaves, expected_leaves = [], []
     for leaf in spec.leaves:
@@ -55,7 +56,8 @@ def _sizes(leaf: LeafSpec, symbol: BatchSymbol, expected: ExpectedResult) -> tup
     expressions: list[Any] = []
     for size, example in zip(leaf.shape, leaf.example.shape, strict=True):
         if size is UNKNOWN:
-            number, name = symbol.data_sizes.new(example)
+            alike = [known for known, size in expected.hints.items() if size == example]
+            number, name = symbol.data_sizes.new(example, alike)
             expected.data_sizes.add(name)
             expected.hints[name] = example
             sizes.append(number)

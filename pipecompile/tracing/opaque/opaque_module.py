@@ -129,7 +129,7 @@ class OpaqueModule(nn.Module):
             if fault := _fault(leaf, expected_leaf, known):
                 raise self._mismatch(f"output {position}", fault)
         for condition in expected.conditions:
-            if not condition.subs(known):
+            if not condition.xreplace(known):
                 sizes = ", ".join(f"{name} = {real}" for name, real in known.items() if name in condition.free_symbols)
                 raise self._mismatch("its sizes", f"{condition} does not hold with {sizes}")
 

@@ -25,7 +25,7 @@ from pipecompile.torch_private.modules import buffers_of, children_of, parameter
 from pipecompile.tracing.emit.value_nodes import PLAIN
 from pipecompile.tracing.outlining.code_blocks import Block, CodeBlock, find_block
 from pipecompile.tracing.outlining.function_source import source_of
-from pipecompile.tracing.outlining.outlined_code import RETURNED, Route, outlined_code
+from pipecompile.tracing.outlining.outlined_code import RETURNED, Route, close_routes, outlined_code
 from pipecompile.tracing.reachable_code import reachable
 
 __all__ = ["BlockCall", "UnsuitableBlock", "code_outlined", "owner_in", "owner_of"]
@@ -131,6 +131,7 @@ def code_outlined(model: nn.Module, places: Iterable[CodeBlock], handle: BlockHa
         yield
     finally:
         for function, code in originals:
+            close_routes(function.__code__)
             function.__code__ = code
 
 

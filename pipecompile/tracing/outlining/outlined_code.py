@@ -24,7 +24,7 @@ from typing import Any
 from pipecompile.tracing.outlining.code_blocks import Block, CodeBlock, find_block
 from pipecompile.tracing.outlining.function_source import source_of
 
-__all__ = ["RETURNED", "Route", "original_code", "outlined_code"]
+__all__ = ["RETURNED", "Route", "close_routes", "original_code", "outlined_code"]
 
 Route = Callable[[Callable[..., Mapping[str, Any]], Mapping[str, Any]], Mapping[str, Any]]
 """Takes a block's function and the local names around it, and returns the names that the block assigns, and their values."""
@@ -73,6 +73,13 @@ def original_code(code: CodeType) -> CodeType:
     return next((constant.original for constant in code.co_consts if isinstance(constant, _Route)), code)
 
 
+def close_routes(code: CodeType) -> None:
+    """Forget the routes of an outlined code, which runs no more. Python's collector does not look into codes: it would not free what they hold."""
+    for constant in code.co_consts:
+        if isinstance(constant, _Route):
+            constant.route = None
+
+
 class _Route:
     """A route as a constant of outlined code, which also has the original code, and that of the block.
 
@@ -80,10 +87,12 @@ class _Route:
     """
 
     def __init__(self, route: Route, original: CodeType, block: CodeType | None) -> None:
-        self.route, self.original, self.block = route, original, block
+        self.original, self.block = original, block
+        self.route: Route | None = route
 
     def __call__(self, block: FunctionType, scope: Mapping[str, Any]) -> Mapping[str, Any]:
         assert self.block is not None
+        assert self.route is not None
         return self.route(
             FunctionType(self.block, block.__globals__, self.block.co_name, None, block.__closure__), scope
         )

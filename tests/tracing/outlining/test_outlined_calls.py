@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -308,3 +310,25 @@ def test_functions_have_their_code_back_after_an_error() -> None:
     with pytest.raises(UnsuitableBlock, match="of a test"):
         run()
     assert halved.__code__ is code
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        if x.sum() > 0:
+            x = self.b(x)
+        return self.c(x)
+
+
+def test_what_a_recording_held_is_freed() -> None:
+    """The code of a forward with outlined blocks held the recorder, and with it the inputs, for ever."""
+    inputs = torch.randn(3, 6)
+    known = weakref.ref(inputs)
+    pc.trace(Branches(), inputs)
+    del inputs
+    gc.collect()
+    assert known() is None
