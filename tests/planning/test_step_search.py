@@ -33,6 +33,7 @@ def compiled(model: nn.Module, n_stages: int, **keywords: Any) -> pc.Pipeline:
     )  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [3, 5])
 def test_the_free_cut_is_as_short_as_pinned_towers(count: int) -> None:
     pins = {f"towers.{i}": i for i in range(count)} | {"cat": count, "head": count}

@@ -104,6 +104,7 @@ def test_random_timings_give_what_one_thread_gives(
             assert same(outcome(pipe, x), expected), seed
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h2", "interleaved"])
 def test_in_threads_random_timings_give_what_one_thread_gives(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread per device launches on the streams of all: before, RECV waited for an event that no thread had recorded yet."""

@@ -99,7 +99,7 @@ def equal(mine: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:the schedule splits backwards")
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("options", SCHEDULES, ids=str)
 @pytest.mark.parametrize("case", [net, dropped, resnet, unet, gpt2])
 def test_the_numbers_of_stages_as_they_are(
