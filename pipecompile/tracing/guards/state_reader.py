@@ -218,7 +218,7 @@ class StateReader:
         """Note the code that ran and to which nothing has led so far, with the functions that have it."""
         left = {key: pair for key, pair in self.notes.executed.items() if key not in self._codes}
         without = self.notes.without_functions  # or each read would look through all of the memory for them
-        for function in functions_of(code for key, (code, _) in left.items() if key not in without):
+        for function in functions_of(ran for key, ran in left.items() if key not in without):
             self.later(function, f"{function.__qualname__}, which ran", "")
         self._visit_all()
         for key, (code, scope) in left.items():

@@ -89,8 +89,26 @@ def test_only_the_users_code_outside_calls_of_torch_is_noted() -> None:
     assert "noted" in names
     assert "left_out" not in names
     assert sys.getprofile() is None
-    assert [*functions_of([noted.__code__])] == [noted]
+    assert [*functions_of([(noted.__code__, globals())])] == [noted]
     assert [*functions_of([])] == []
+
+
+def found_by_name() -> None:
+    return None
+
+
+class Named:
+    @staticmethod
+    def method() -> None:
+        return None
+
+
+def test_the_memory_is_not_looked_through_for_a_function_that_its_name_leads_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gc, "get_referrers", None)
+    ran = [(one.__code__, globals()) for one in (Named.method, Counted.forward, found_by_name)]
+    assert [*functions_of(ran)] == [Named.method, Counted.forward, found_by_name]
 
 
 def test_another_profiler_is_left_in_place() -> None:
