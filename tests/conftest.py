@@ -39,10 +39,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _left_out(cases: Sequence[Any]) -> set[pytest.Item]:
-    from sampling import sample  # after the path is set
+    from sampling import numbered, sample  # after the path is set
 
     one_of = cases[0].get_closest_marker("sampled").args[0]
-    taken = sample([case.callspec.indices for case in cases], one_of)
+    taken = sample(numbered([case.callspec.params for case in cases]), one_of)
     return {case for number, case in enumerate(cases) if number not in taken}
 
 

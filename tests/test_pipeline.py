@@ -68,6 +68,7 @@ def test_step_is_the_micro_batched_loop_bit_for_bit(dispatch: str, schedule: str
         assert_same(model, eager)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_step_without_gradients_has_the_loss_and_leaves_gradients_alone(dispatch: str, mode: type) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from sampling import sample
+from sampling import numbered, sample
 
 
 @pytest.mark.parametrize("sizes", [(3, 6), (6, 3), (4, 2, 4), (2, 2, 8), (9,), (1, 7)])
@@ -23,3 +23,9 @@ def test_a_sample_has_each_value_as_often_as_any_other(sizes, one_of):
 
 def test_a_sample_of_one_parameter_is_spread_over_its_values():
     assert sample([{"a": a} for a in range(10)], 4) == [0, 4, 8]
+
+
+def test_the_same_object_has_the_same_number():
+    first, second = [1], [1]
+    cases = [{"a": first, "b": True}, {"a": second, "b": True}, {"a": first, "b": False}]
+    assert numbered(cases) == [{"a": 0, "b": 0}, {"a": 1, "b": 0}, {"a": 0, "b": 1}]

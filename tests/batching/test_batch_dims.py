@@ -128,6 +128,7 @@ def loop(case: Case, model: nn.Module, inputs: Any, samples: int, count: int) ->
     return joined(outputs, model(**inputs)), total
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_and_a_call_equal_the_loop_over_the_same_parts(name: str) -> None:
     torch.manual_seed(0)

@@ -94,6 +94,7 @@ def test_flex_attention_equals_eager_and_a_new_mask_needs_no_new_recording() -> 
         assert len(pipe.explain().kept) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("mod", "samples"),
     [(by_document(DOCUMENTS), SAMPLES), (by_document(DOCUMENTS), None), (causal, None),

@@ -26,6 +26,7 @@ def compute_names(graph: GraphModule) -> list[str]:
     return [node.name for node in graph.graph.nodes if node.op.startswith("call_")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("build", "size"),
     [(resnet18, 64), (densenet121, 64), (lambda: VisionTransformer(32, 16, 4, 4, 64, 128), 32), (swin_t, 32)],

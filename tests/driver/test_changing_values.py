@@ -88,7 +88,7 @@ def exact(pipe: pc.Pipeline, x: torch.Tensor) -> None:
     assert torch.equal(output, torch.cat([model(part) for part in x.chunk(2)]))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{}, {"checkpoint": "always"}, {"dispatch": "threads"}], ids=str)
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_number_that_changes_before_every_step_is_recorded_three_times(kind: str, options: dict[str, Any]) -> None:

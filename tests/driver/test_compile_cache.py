@@ -87,6 +87,7 @@ SHAPES: dict[type[nn.Module], tuple[int, ...]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", [1, 8])
 @pytest.mark.parametrize("kind", SHAPES)
 def test_one_recording_serves_every_batch_size(kind: type[nn.Module], first: int) -> None:

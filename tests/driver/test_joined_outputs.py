@@ -49,6 +49,7 @@ def models(**options: Any) -> tuple[pc.Pipeline, nn.Module]:
     return pc.compile(model, 2, **(usual | options)), copy.deepcopy(model)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 def test_step_and_call_equal_eager_on_the_whole(dispatch: str) -> None:
     pipe, plain = models(dispatch=dispatch)

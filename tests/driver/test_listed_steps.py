@@ -69,6 +69,7 @@ def assert_equal(model: nn.Module, plain: nn.Module) -> None:
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("train", "checkpoint", "dispatch", "schedule"),
     [
@@ -108,6 +109,7 @@ def test_the_second_step_records_nothing_and_lowers_nothing() -> None:
     assert cuts
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("checkpoint", ["never", "always"])
 def test_deferred_statistics_are_those_of_all_micro_batches(checkpoint: str, dispatch: str) -> None:

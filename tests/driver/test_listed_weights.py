@@ -91,6 +91,7 @@ def looped(model: nn.Module, listed: list[Any], loss: Loss, count: Callable[[tor
     return result
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "is_own"), [*((name, False) for name in LOSSES), ("a mask with a floor", True), ("a mean of means", True)]
 )

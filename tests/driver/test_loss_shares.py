@@ -62,6 +62,7 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_mean_over_what_counts_is_that_of_the_mini_batch(name: str, own: bool) -> None:

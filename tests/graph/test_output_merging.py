@@ -111,7 +111,7 @@ def parameters_too(model: Head) -> None:
     model.ends = lambda y: (y, model.b.weight.square().sum())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", JOINED)
 def test_outputs_and_gradients_are_those_of_the_whole_batch(name: str) -> None:
     torch.manual_seed(0)

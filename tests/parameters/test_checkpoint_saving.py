@@ -79,30 +79,7 @@ def test_wrong_numbers_are_refused(options: dict[str, int], what: str, tmp_path:
         pc.save_checkpoint({}, tmp_path, **options)
 
 
-def _fail_on_rank(rank: int, folder: str) -> None:
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(minutes=2))
-    if rank == 0:
-
-        def stopped(file: Path, content: bytes) -> None:
-            raise OSError("disk full")
-
-        checkpoint_saving._write = stopped
-    try:
-        pc.save_checkpoint({f"{rank}.weight": torch.ones(4)}, f"{folder}/run", 1)
-    except pc.InputError as error:
-        Path(f"{folder}/{rank}").write_text(str(error))
-    dist.destroy_process_group()
-
-
-def test_a_write_that_fails_on_the_first_rank_is_told_on_all(tmp_path: Path) -> None:
-    """The others waited at a barrier, before."""
-    mp.spawn(_fail_on_rank, (str(tmp_path),), nprocs=2)
-    for rank in range(2):
-        assert "00000001 cannot be written\n  where  rank 0: disk full" in (tmp_path / str(rank)).read_text()
-
-
-def _save_on_rank(rank: int, folder: str) -> None:
+def _save_and_fail_on_rank(rank: int, folder: str) -> None:
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(minutes=2))
     state = {f"{rank}.weight": torch.full((4,), float(rank))}
@@ -112,16 +89,38 @@ def _save_on_rank(rank: int, folder: str) -> None:
     dist.all_reduce(sums)  # messages of the next step, beside those of the save
     assert sums.tolist() == [2.0, 2.0]
     saving.result()
+    if rank == 0:
+
+        def stopped(file: Path, content: bytes) -> None:
+            raise OSError("disk full")
+
+        checkpoint_saving._write = stopped
+    try:
+        pc.save_checkpoint({f"{rank}.weight": torch.ones(4)}, f"{folder}/failed", 1)
+    except pc.InputError as error:
+        Path(f"{folder}/{rank}").write_text(str(error))
     dist.destroy_process_group()
 
 
-def test_ranks_save_their_parts_beside_the_next_step(tmp_path: Path) -> None:
-    mp.spawn(_save_on_rank, (str(tmp_path),), nprocs=2)
-    last = pc.latest_checkpoint(tmp_path / "run")
-    assert last == tmp_path / "run" / "00000002"
+@pytest.fixture(scope="module")
+def saved_by_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(_save_and_fail_on_rank, (str(folder),), nprocs=2)
+    return folder
+
+
+def test_a_write_that_fails_on_the_first_rank_is_told_on_all(saved_by_ranks: Path) -> None:
+    """The others waited at a barrier, before."""
+    for rank in range(2):
+        assert "00000001 cannot be written\n  where  rank 0: disk full" in (saved_by_ranks / str(rank)).read_text()
+
+
+def test_ranks_save_their_parts_beside_the_next_step(saved_by_ranks: Path) -> None:
+    last = pc.latest_checkpoint(saved_by_ranks / "run")
+    assert last == saved_by_ranks / "run" / "00000002"
     held = {f"{rank}.weight": torch.zeros(4) for rank in range(2)}
     dcp.load(held, checkpoint_id=last, no_dist=True)
     assert [held[f"{rank}.weight"].tolist() for rank in range(2)] == [[0.0] * 4, [1.0] * 4]
     (last / "__1_0.distcp").write_bytes(b"")
     with pytest.warns(UserWarning, match="__1_0.distcp: it has 0 of"):
-        assert pc.latest_checkpoint(tmp_path / "run") == tmp_path / "run" / "00000001"
+        assert pc.latest_checkpoint(saved_by_ranks / "run") == saved_by_ranks / "run" / "00000001"

@@ -30,6 +30,7 @@ CHAIN = Problem(
 )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("n_stages", [1, 2, 4, 6, 8])
 @pytest.mark.parametrize("method", ["dp", "auto", "ilp"])
 @pytest.mark.parametrize("name", REFERENCE)

@@ -28,6 +28,7 @@ def test_the_whole_way_down(check_golden: CheckGolden) -> None:
     check_golden(GOLDEN, run)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_schedule_of_every_size_is_legal_at_both_levels(name: str) -> None:
     chunks = CATALOGUE[name].chunks

@@ -77,6 +77,7 @@ def called(pipe: pc.Pipeline, x: Tensor) -> list[Tensor]:
     return [loss.detach(), x.grad, *(p.grad.clone() for p in pipe.model.parameters())]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("run", [trained, called])
 @pytest.mark.parametrize(
     "options", [{"checkpoint": "never"}, {"checkpoint": "always"}, {"schedule": "zb-h1"}, {"offload": True}]
@@ -94,6 +95,7 @@ def test_gradients_are_those_of_the_calling_thread(run, options, dispatch):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("choice", ["inline", "threads"])
 @pytest.mark.parametrize("options", [{}, {"schedule": "zbv"}, {"offload": True}])
 def test_emulated_devices_with_threads_of_the_engine_are_equal(choice, options):

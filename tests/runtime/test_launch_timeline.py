@@ -16,6 +16,7 @@ from pipecompile.schedules import CATALOGUE, compared_names
 UNEVEN = (1.0, 0.8, 1.2, 0.9, 1.1, 0.85, 1.15, 1.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", compared_names())
 @pytest.mark.parametrize("copy", [0.05, 0.25])
 def test_launches_take_as_long_as_simulated(name: str, copy: float) -> None:

@@ -269,6 +269,7 @@ def failed(pipe: pc.Pipeline, x: torch.Tensor, error: Exception, monkeypatch: py
     return caught.value
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 def test_an_error_keeps_no_activations(dispatch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the traceback kept the frame of the step, and the frame every activation: 16 MiB here, beside what one cell holds."""

@@ -127,8 +127,8 @@ class Noting(nn.Module):
 
 
 @pytest.mark.parametrize("n_devices", [2, 4])
-def test_the_model_sees_the_order_that_is_dumped(n_devices: int, tmp_path: Path) -> None:
-    """Noted by the model itself, each forward (a recomputation, too) and each input gradient."""
+def test_the_model_sees_the_order_that_is_dumped(n_devices: int, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Noted by the model itself, each forward (a recomputation, too) and each input gradient. One in two schedules without `--full`."""
     x = torch.randn(COUNT * 2, 4)
     x[:, 0] = torch.arange(COUNT).repeat_interleave(2)
     x.requires_grad_()  # or the first stage would have no I to do
@@ -148,7 +148,8 @@ def test_the_model_sees_the_order_that_is_dumped(n_devices: int, tmp_path: Path)
     stage_of = {node.args[1]: pipe.plan.stage_of[node.name] for node in marks}
     assert sorted(stage_of.values()) == list(range(N_STAGES))
     pipe.step(x)  # runs operations on random numbers, to find what the loss divides by
-    for schedule in (schedule for schedule, count in runs() if count == n_devices):
+    schedules = [schedule for schedule, count in runs() if count == n_devices]
+    for schedule in schedules if pytestconfig.getoption("--full") else schedules[::2]:
         pipe.reschedule(schedule)
         Marked.log.clear()
         pipe.step(x)

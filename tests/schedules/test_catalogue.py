@@ -38,8 +38,8 @@ def _sample(name: str, count: int) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_every_size_is_legal(name: str) -> None:
-    for n_stages, n_devices, n_microbatches in sizes(name):
+def test_every_size_is_legal(name: str, pytestconfig: pytest.Config) -> None:
+    for n_stages, n_devices, n_microbatches in sizes(name) if pytestconfig.getoption("--full") else _sample(name, 80):
         verify(build_schedule(name, n_stages, n_microbatches, n_devices=n_devices))
 
 

@@ -18,7 +18,7 @@ def test_the_graph_does_what_the_model_does(theme: str, name: str) -> None:
     agrees(THEMES[theme].CASES[name], recorded, 1, (4, 3))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("theme", "name"), CASES)
 def test_the_pipeline_does_what_the_plain_loop_does(theme: str, name: str) -> None:
     case = THEMES[theme].CASES[name]

@@ -45,6 +45,7 @@ def test_inputs_take_no_time_by_default():
     assert not any(span.track == "from host" for span in timeline.spans)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "costs", [{"host_bandwidth": 30.0}, {"host_bandwidth": 4.0}, {"host_latency": 0.4, "launch": 0.1}]
 )

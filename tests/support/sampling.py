@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["sample"]
+__all__ = ["numbered", "sample"]
 
 
 def sample(cases: Sequence[Mapping[str, int]], one_of: int) -> list[int]:
@@ -24,3 +25,12 @@ def sample(cases: Sequence[Mapping[str, int]], one_of: int) -> list[int]:
         times.update(cases[number].items())
         taken.append(number)
     return taken
+
+
+def numbered(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
+    """Return cases with numbers in place of values: one number for the same object. pytest 9 itself numbers cases, not values."""
+    numbers: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    return [
+        {name: numbers[name].setdefault(id(value), len(numbers[name])) for name, value in case.items()}
+        for case in cases
+    ]

@@ -10,6 +10,7 @@ from torch import nn
 import pipecompile as pc
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("build", "blocks", "width", "millions"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,21 +36,22 @@ class CountingLink(Link):
         return value
 
 
-@pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch) -> pc.Pipeline:
-    CountingLink.sent.clear()
-    monkeypatch.setattr(streams, "link", lambda *_: CountingLink())
-    torch.manual_seed(0)
-    model = smp.Unet("resnet18", encoder_weights=None, classes=2)
-    x = torch.randn(6, 3, 64, 64)
-    return pc.compile(
-        model, N_STAGES, example_args=(x,), n_microbatches=COUNT, loss_fn=square_loss, cost="analytic",
-        devices=["cpu"] * N_STAGES, dispatch="inline",
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def pipe() -> Iterator[pc.Pipeline]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "link", lambda *_: CountingLink())
+        torch.manual_seed(0)
+        model = smp.Unet("resnet18", encoder_weights=None, classes=2)
+        x = torch.randn(6, 3, 64, 64)
+        yield pc.compile(
+            model, N_STAGES, example_args=(x,), n_microbatches=COUNT, loss_fn=square_loss, cost="analytic",
+            devices=["cpu"] * N_STAGES, dispatch="inline",
+        )  # fmt: skip
 
 
 def test_gradients_and_buffers_equal_eager(pipe: pc.Pipeline) -> None:
     """Decoder blocks use a skip once and the value below once, each in one stage: every sum keeps its order."""
+    pipe.zero_grad()
     model, eager = pipe.model, copy.deepcopy(pipe.model)
     x = torch.randn(6, 3, 64, 64)
     loss = pipe.step(x)
@@ -78,6 +80,7 @@ def test_a_skip_over_two_stages_is_copied_once_per_consumer_device(pipe: pc.Pipe
 
 def test_what_the_program_sends_is_what_passes_the_links(pipe: pc.Pipeline) -> None:
     """Counted while it runs: nothing is relayed by the stages in between, forward or backward."""
+    CountingLink.sent.clear()
     pipe.step(torch.randn(6, 3, 64, 64))
     shapes = {
         node.name: tuple(value_of(node).shape[1:])

@@ -19,7 +19,7 @@ from pipecompile.driver.backend import ProcessBackend
 
 transformers = pytest.importorskip("transformers")
 
-STEPS = 50
+STEPS = 30
 VOCABULARY = 40
 
 
@@ -49,7 +49,7 @@ def tied_names(model: nn.Module) -> dict[int, list[str]]:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("make", "apart", "tolerance"), [(gpt2, False, 1e-6), (t5, True, 1e-9), (gpt2, True, 1e-6)])
-def test_fifty_steps(
+def test_many_steps(
     make: Callable[[], nn.Module], apart: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if apart:

@@ -55,6 +55,7 @@ def same_parameters(mine: nn.Module, theirs: nn.Module) -> None:
         assert torch.equal(ours, other), name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", SCHEDULES, ids=str)
 def test_autocast_around_the_step_and_inside_the_model(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -84,6 +85,7 @@ class Thrice(nn.Module):
             return self.last(sum(head(hidden) for head in self.heads)).float()  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("options", SCHEDULES, ids=str)
 def test_each_cast_of_a_value_has_a_gradient_of_its_own(options: dict[str, Any], inside: bool) -> None:
@@ -221,6 +223,7 @@ def with_metrics(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tens
     return loss, {"hits": (output.argmax(1) == target).sum(), "parts": [loss * 2, len(target)]}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", SCHEDULES[::2], ids=str)
 def test_what_comes_beside_the_loss_is_returned_for_each_micro_batch(options: dict[str, Any]) -> None:
     (model, eager), (x, target) = pair(), batch(9)

@@ -36,7 +36,7 @@ def compiled(model: nn.Module) -> pc.Pipeline:
 def language_model() -> nn.Module:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=WORDS, use_cache=False, bos_token_id=1, eos_token_id=2, **sizes)
     model: nn.Module = transformers.LlamaForCausalLM(config)
     return model

@@ -64,7 +64,7 @@ def reference(name: str, count: int) -> tuple[nn.Module, torch.Tensor]:
     return model, accumulate(model, x, count)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("n_stages", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", ZOO)
 def test_step_equals_the_plain_loop(name: str, n_stages: int, pytestconfig: pytest.Config) -> None:

@@ -14,6 +14,7 @@ from tests.support.towers import Towers, pinned
 COMMON = {"loss_fn": square_loss, "cost": "analytic", "bandwidth": 1e12}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("schedule", ["1f1b", "eager-1f1b", "zb-h1", "zb-h2", "gpipe", "auto"])
 def test_two_towers_train_as_in_eager(schedule: str, dispatch: str) -> None:

@@ -48,6 +48,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "gpipe"])
 @pytest.mark.parametrize("name", CASES)

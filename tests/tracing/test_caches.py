@@ -41,6 +41,7 @@ CASES: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_are_those_of_the_model_cache_and_all(case):
     make, inputs = CASES[case]

@@ -63,7 +63,7 @@ def reads_back(graph: TracedGraph) -> TracedGraph:
     return parsed
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ZOO)
 def test_the_text_of_an_image_model_reads_back(name: str) -> None:
     make, size = ZOO[name]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Self
 
@@ -86,12 +86,31 @@ class _Off:
             sys.setprofile(self._note)
 
 
-def functions_of(codes: Iterable[CodeType]) -> Iterator[FunctionType]:
-    """Yield the functions that have one of these codes and still exist."""
-    wanted = list(codes)
+def functions_of(ran: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> Iterator[FunctionType]:
+    """Yield the functions that have one of these codes, which ran with these globals, and still exist.
+
+    The memory is looked through only for code to whose function its own name does not lead.
+    """
+    wanted = []
+    for code, scope in ran:
+        if (function := _named(code, scope)) is not None:
+            yield function
+        else:
+            wanted.append(code)
     for one in gc.get_referrers(*wanted) if wanted else ():
         if isinstance(one, FunctionType) and any(one.__code__ is code for code in wanted):
             yield one
+
+
+def _named(code: CodeType, scope: Mapping[str, Any]) -> FunctionType | None:
+    """Return the function of a code that is found by its qualified name."""
+    first, *path = code.co_qualname.split(".")
+    value = scope.get(first)
+    for name in path:
+        value = vars(value).get(name) if isinstance(value, type) else None
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    return value if isinstance(value, FunctionType) and value.__code__ is code else None
 
 
 def source_of(code: CodeType) -> tuple[str, int, str]:

@@ -217,11 +217,13 @@ class StateReader:
     def _add_executed(self) -> None:
         """Note the code that ran and to which nothing has led so far, with the functions that have it."""
         left = {key: pair for key, pair in self.notes.executed.items() if key not in self._codes}
-        for function in functions_of(code for code, _ in left.values()):
+        without = self.notes.without_functions  # or each read would look through all of the memory for them
+        for function in functions_of(ran for key, ran in left.items() if key not in without):
             self.later(function, f"{function.__qualname__}, which ran", "")
         self._visit_all()
         for key, (code, scope) in left.items():
             if key not in self._codes:  # code without a function
+                without.add(key)
                 self.named.note_code(code)
                 self._add_globals(FunctionType(without_variables(code), scope), attribute_names(code))
 

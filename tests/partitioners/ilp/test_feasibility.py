@@ -108,7 +108,7 @@ def test_after_the_deadline_a_large_problem_is_cut_once(cuts):
     assert cuts == [8]
     limit = float(re.match(r"memory_limit=([\d.]+)$", caught.value.hint)[1])
     enough = replace(problem, memory_limit=limit)
-    partition(enough, 8).verify(enough, 8)
+    partition(enough, 8, gap=0.01).verify(enough, 8)
 
 
 def test_after_the_deadline_nothing_is_said_to_be_proven_that_is_not(cuts):

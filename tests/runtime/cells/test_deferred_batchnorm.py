@@ -38,6 +38,7 @@ def piped(model: nn.Module, **options: Any) -> pc.Pipeline:
     return pc.compile(model, 3, **{"batch_norm": "deferred", **given})
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("momentum", [0.1, 0.7, None])
 @pytest.mark.parametrize("checkpoint", ["never", "always"])
 @pytest.mark.parametrize("samples", [8, 11, 3])
@@ -120,6 +121,7 @@ class Twice(nn.Module):
         return self.last(self.norm(h) + self.norm(3 * x + 1))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(
     ("checkpoint", "call"), [("never", "step"), ("always", "step"), ("always", "call"), ("except_last", "call")]

@@ -44,6 +44,7 @@ def gradients(model: nn.Module, schedule: Schedule, dispatch: str = "inline") ->
     return {name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
 def test_gradients_and_buffers_are_those_without_offloading_bit_for_bit(name: str, dispatch: str) -> None:

@@ -23,7 +23,7 @@ def piped(model: nn.Module, x: torch.Tensor, **options: Any) -> pc.Pipeline:
     return pc.compile(model, 3, example_args=(x,), **given)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("checkpoint", MODES)
 def test_all_modes_on_a_model_with_skips_and_running_statistics(checkpoint: Any) -> None:
     torch.manual_seed(0)

@@ -57,6 +57,7 @@ def step_of_eager(model: Leaves, x: torch.Tensor, y: torch.Tensor, kind: str) ->
     return total
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=str)
 @pytest.mark.parametrize("kind", ["feature", "detached feature", "calls"])

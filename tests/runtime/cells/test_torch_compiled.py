@@ -36,6 +36,7 @@ class Gated(nn.Module):
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
 )  # dynamo looks at it after a break
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("made", "options"),
     [

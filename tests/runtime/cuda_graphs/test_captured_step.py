@@ -32,7 +32,7 @@ def schedules() -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("checkpoint", ["never", "always", "except_last"])
 @pytest.mark.parametrize("n_devices", sorted({n for _, n in schedules()}))
 def test_each_schedule_has_the_numbers_of_eager(

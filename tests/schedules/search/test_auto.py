@@ -20,6 +20,7 @@ from pipecompile.verifiers import verify
 SLOW = {"forward": [1.0, 2.0, 1.0, 1.5], "input_grad": [1.0, 2.5, 1.0, 1.0], "weight_grad": [1.0, 1.5, 0.5, 1.0]}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(10))
 def test_random_profiles_fit_and_are_no_worse_than_the_catalogue(number: int) -> None:
     """benchmarks/schedules_auto.py has a thousand of them, searched for longer."""

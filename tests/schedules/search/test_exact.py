@@ -195,6 +195,7 @@ def test_without_or_tools_the_search_says_that_nothing_was_proven_exactly(monkey
     verify(schedule)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", ["ortools highspy torch", "torch highspy ortools"])
 def test_it_works_beside_highs_and_torch_in_either_order_of_import(order: str) -> None:
     imports = "\n".join(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 import gc
 import importlib
 import operator
 import sys
-from functools import cached_property, partialmethod, singledispatch
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,94 +17,24 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.tracing.guards.executed_code import ExecutedCode, functions_of
 
-GAIN = 1.0
-
-
-class Meta(type):
-    def __getattr__(cls, name: str) -> float:
-        if name == "gain":
-            return GAIN
-        raise AttributeError(name)
-
-
-class WithMeta(metaclass=Meta):
-    pass
-
-
-class Number(int):
-    def gain(self) -> float:
-        return GAIN
-
-
-class Pair(NamedTuple):
-    first: float = 1.0
-
-    def gain(self) -> float:
-        return GAIN * self.first
-
-
-class Mode(enum.Enum):
-    TRAIN = 1
-
-    def gain(self) -> float:
-        return GAIN
-
-
-class Lazy:
-    times = partialmethod(lambda self, k: GAIN * k, 1.0)
-
-    @cached_property
-    def gain(self) -> float:
-        return GAIN
-
-
-class Proxy:
-    def __init__(self, target: Any) -> None:
-        object.__setattr__(self, "target", target)
-
-    def __getattribute__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "target"), name)
-
-
-class Target:
-    gain = 1.0
-
-
-def noted() -> float:
-    return noted.gain
-
-
-@singledispatch
-def dispatched(_: Any) -> float:
-    return GAIN
-
-
-def factory(value: list[float]) -> Any:
-    return lambda: value[0]
-
-
-NUMBER, PAIR, PROXY = Number(1), Pair(), Proxy(Target)
-ONE, TWO = factory([1.0]), factory([2.0])
-TABLE = np.array([ONE, None], dtype=object)
-
-READS = {
-    "a metaclass": lambda: WithMeta.gain,
-    "a subclass of int": lambda: NUMBER.gain(),
-    "a named tuple": lambda: PAIR.gain(),
-    "an enumeration": lambda: Mode.TRAIN.gain(),
-    "a cached property": lambda: Lazy().gain,
-    "a partial method": lambda: Lazy().times(),
-    "a dispatched function": lambda: dispatched(1),
-    "a method caller": lambda: operator.methodcaller("gain")(NUMBER),
-    "an array of functions": lambda: TABLE[0](),
-    "two functions of a factory": lambda: ONE() * TWO(),
-    "an attribute of a function": lambda: noted(),
-    "a proxy": lambda: PROXY.gain,
-    "evaluated code": lambda: eval("GAIN * 1"),
-    "globals": lambda: globals()["GAIN"],
-    "the own module by name": lambda: sys.modules[__name__].GAIN,
-    "a module by name": lambda: importlib.import_module("tests.tracing.guards.test_executed_code").GAIN,
-}
+KINDS = [
+    "a metaclass",
+    "a subclass of int",
+    "a named tuple",
+    "an enumeration",
+    "a cached property",
+    "a partial method",
+    "a dispatched function",
+    "a method caller",
+    "an array of functions",
+    "two functions of a factory",
+    "an attribute of a function",
+    "a proxy",
+    "evaluated code",
+    "globals",
+    "the own module by name",
+    "a module by name",
+]
 
 
 class Scaled(nn.Module):
@@ -117,41 +46,76 @@ class Scaled(nn.Module):
         return self.last(self.first(x) * self.gain())
 
 
-def set_gain(value: float) -> None:
-    global GAIN  # noqa: PLW0603 the state that the test is about
-    GAIN = Target.gain = noted.gain = ONE.__closure__[0].cell_contents[0] = value
+@pytest.fixture(scope="module")
+def reads() -> Iterator[ModuleType]:
+    """Import the module, and leave all older objects out of each search of the memory for functions: it is large in a long run."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield importlib.import_module("tests.tracing.guards.executed_reads")
+    finally:
+        gc.unfreeze()
+        del sys.modules["tests.tracing.guards.executed_reads"]  # the next import is a new one
 
 
-@pytest.mark.parametrize("kind", READS)
-def test_what_executed_code_reads_is_guarded(kind: str) -> None:
-    set_gain(1.0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_executed_code_reads_is_guarded(kind: str, reads: ModuleType) -> None:
+    assert [*reads.READS] == KINDS
+    reads.set_gain(1.0)
     torch.manual_seed(0)
-    model, x = Scaled(READS[kind]), torch.randn(4, 4)
+    model, x = Scaled(reads.READS[kind]), torch.randn(4, 4)
     pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=2, cost="analytic", devices=["cpu"] * 2).eval()
     with torch.no_grad():
         for gain in (1.0, 2.0, 3.0):
-            set_gain(gain)
+            reads.set_gain(gain)
             assert torch.equal(pipe(x), torch.cat([model(part) for part in x.chunk(2)]))
-    set_gain(1.0)
+    reads.set_gain(1.0)
 
 
 def test_only_the_users_code_outside_calls_of_torch_is_noted() -> None:
+    def noted() -> None:
+        return None
+
+    def left_out() -> None:
+        return None
+
     code = ExecutedCode()
     with code:
         noted()
         with code.off, code.off:
-            dispatched(1)
+            left_out()
         operator.add(1, 2)
     names = {one.co_name for one, _ in code.scopes.values()}
     assert "noted" in names
-    assert "dispatched" not in names
+    assert "left_out" not in names
     assert sys.getprofile() is None
-    assert [*functions_of([noted.__code__])] == [noted]
+    assert [*functions_of([(noted.__code__, globals())])] == [noted]
     assert [*functions_of([])] == []
+
+
+def found_by_name() -> None:
+    return None
+
+
+class Named:
+    @staticmethod
+    def method() -> None:
+        return None
+
+
+def test_the_memory_is_not_looked_through_for_a_function_that_its_name_leads_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gc, "get_referrers", None)
+    ran = [(one.__code__, globals()) for one in (Named.method, Counted.forward, found_by_name)]
+    assert [*functions_of(ran)] == [Named.method, Counted.forward, found_by_name]
 
 
 def test_another_profiler_is_left_in_place() -> None:
     def profiler(*_: object) -> None:
+        return None
+
+    def called() -> None:
         return None
 
     before = sys.getprofile()
@@ -159,7 +123,7 @@ def test_another_profiler_is_left_in_place() -> None:
     try:
         code = ExecutedCode()
         with code:
-            noted()
+            called()
         assert sys.getprofile() is profiler
     finally:
         sys.setprofile(before)

@@ -40,6 +40,7 @@ class Blocks(nn.Module):
         return self.last(self.second(x + self.first(x, mask), mask))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("masked", [False, True])
 def test_flex_attention_is_kept_whole_and_its_mask_goes_in(masked: bool) -> None:
     """On CPU it has no backward, so all of it is without gradients."""

@@ -138,7 +138,7 @@ def state(model: nn.Module) -> list[Any]:
     return [*(p.grad for p in model.parameters()), *model.buffers(), getattr(model, "logged", None)]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("settings", [{}, {"checkpoint": "always"}], ids=["plain", "checkpoint"])
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_steps_and_calls_are_those_of_the_loop(body: Any, settings: dict[str, Any]) -> None:
