@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -248,6 +249,7 @@ FORK = get_context("fork")
 REPORT = re.compile(r"RunError: rank (\d+) failed (?:at|before the result of|before) (.+?)(?: arrived)?: (.*)")
 
 
+@cache
 def warm() -> None:
     """Import all modules that a compile imports, before ranks are forked. A child lists them: after autograd, a process must not fork."""
     with FORK.Pool(1) as child:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pipecompile.schedules import compared_names
 from tests.distributed.full_only import FULL_ONLY
 from tests.distributed.overlap_rows import ROWS
+from tests.support.warm_python import WarmPython
 
-WORLD = 4
+WORLD, LIMIT = 4, 900.0
 pytestmark = pytest.mark.timeout(1000)
-
-LIMIT = 900.0
-ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("transformers")
 
@@ -30,26 +23,12 @@ pytest.importorskip("transformers")
 class RankRun:
     """The results, exit codes and logs of all ranks."""
 
-    def __init__(self, directory: Path, *, full: bool = False) -> None:
+    def __init__(self, directory: Path, process: WarmPython, *, full: bool = False) -> None:
         self.directory, self.full = directory, full
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CASES_OUT": str(directory)}
-        environment |= {"CASES_FULL": "1"} if full else {}
-        worker = [sys.executable, str(Path(__file__).parent / "worker.py")]
-        logs = [(directory / f"{rank}.log").open("wb") for rank in range(WORLD)]
-        ranks = [
-            subprocess.Popen([*worker, str(rank), str(WORLD), str(store.port), str(directory / f"{rank}.json")],
-                             env=environment, stdout=log, stderr=log)
-            for rank, log in enumerate(logs)
-        ]  # fmt: skip
-        try:
-            self.codes = [process.wait(LIMIT) for process in ranks]
-        finally:
-            for process, log in zip(ranks, logs, strict=True):
-                process.kill()
-                process.wait()
-                log.close()
+        variables = {"CASES_OUT": str(directory)} | ({"CASES_FULL": "1"} if full else {})
+        self.codes = json.loads(
+            process.run("tests.distributed.worker", str(directory), timeout=LIMIT + 60, **variables)
+        )
         self.logs = [(directory / f"{rank}.log").read_text() for rank in range(WORLD)]
         self._results = [_lines(directory / f"{rank}.json") for rank in range(WORLD)]
 
@@ -75,8 +54,8 @@ def _lines(path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> RankRun:
-    return RankRun(tmp_path_factory.mktemp("ranks"), full=request.config.getoption("--full"))
+def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, warm_python: WarmPython) -> RankRun:
+    return RankRun(tmp_path_factory.mktemp("ranks"), warm_python, full=request.config.getoption("--full"))
 
 
 PAIRS, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
