@@ -319,7 +319,7 @@ def sample(folder: Path) -> dict[str, list[str]]:
     trials = {name: Trial(job, folder / name) for name, job in jobs.items()}
     stalls = [name for name in jobs if "stall" in name]
     wrong = in_lanes(lambda name: faults_of(trials[name], trials[name].start()),
-                     [name for name in jobs if name not in stalls], stalls[:2], stalls[2:])  # fmt: skip
+                     [name for name in jobs if name not in stalls], *([name] for name in stalls))  # fmt: skip
     again, plain = trials["kill"], Trial(Job("1f1b", 3), folder / "plain")
     codes = [*again.start().codes, *plain.start().codes]
     wrong |= wrong_phases

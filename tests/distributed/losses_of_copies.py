@@ -374,7 +374,9 @@ def main() -> None:
         print(name, found, file=sys.stderr, flush=True)
         return found
 
-    print(json.dumps(in_lanes(wrong, names[::2], names[1::2])))
+    waits = [name for name in names if "stop" in name]
+    others = [name for name in names if name not in waits]
+    print(json.dumps(in_lanes(wrong, others[::2], others[1::2], waits)))
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     def run(communicator: ThreadCommunicator) -> str:
         communicator.connect()
         if communicator.ranks.index == 1:
-            sleep(6)
+            sleep(4)
             return ""
         with pytest.raises(RankLost) as caught, Lockstep(communicator).of(step(X, Y)):
             pass
