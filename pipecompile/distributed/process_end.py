@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.util import Finalize
+from time import monotonic
 from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet
@@ -27,7 +28,9 @@ __all__ = ["has_ended", "identity", "note_end", "report_uncaught", "require_proc
 class Reporting(Protocol):
     """An object that posts an exception for other ranks, and notes one that has ended a thread."""
 
-    def report_outside(self, error: BaseException) -> None: ...
+    def report_outside(self, error: BaseException) -> bool: ...
+
+    def wait_for_readers(self, error: BaseException | None = None, since: float | None = None) -> None: ...
 
     def note_thread(self, name: str, error: BaseException) -> None: ...
 
@@ -49,16 +52,27 @@ def report_uncaught(reporting: Reporting) -> None:
 
 
 def _reporting_before(hook: Callable[..., object]) -> Callable[..., object]:
-    """Return a hook that shows an exception by `hook`, and then posts it."""
+    """Return a hook that shows an exception by `hook`, and then posts it.
+
+    All pipelines post before one waits: ranks that wait for each other in different orders would do so until the limit, per pipeline.
+    """
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         hook(kind, error, trace)
         if isinstance(error, (Exception, KeyboardInterrupt)):
-            for reporting in list(_REPORTING):
+            start, unread = monotonic(), [each for each in list(_REPORTING) if _is_posted(each, error)]
+            for reporting in unread:
                 with suppress(Exception):
-                    reporting.report_outside(error)
+                    reporting.wait_for_readers(error, start)
 
     return report
+
+
+def _is_posted(reporting: Reporting, error: BaseException) -> bool:
+    """Post an exception. Return whether others have to read it."""
+    with suppress(Exception):
+        return reporting.report_outside(error)
+    return False
 
 
 def _noting_before(hook: Callable[..., object]) -> Callable[..., object]:

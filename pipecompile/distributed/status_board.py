@@ -235,14 +235,15 @@ class StatusBoard:
         except RuntimeError:
             return report
 
-    def report_outside(self, error: BaseException) -> None:
-        """Post an exception outside all calls of the pipeline, unless a rank failed before, all ranks raise it, or it is of another rank."""
-        if not isinstance(error, (Disagreement, RankMissing)):
-            report = FailureReport.of(error, self.rank, "outside a step")
-            if self.post_failure(report) == report:
-                self.wait_for_readers(error)
-            else:
-                self.confirm_read()
+    def report_outside(self, error: BaseException) -> bool:
+        """Post an exception outside all calls, unless a rank failed before, all raise it, or it is of another rank. Return whether it did."""
+        if isinstance(error, (Disagreement, RankMissing)):
+            return False
+        report = FailureReport.of(error, self.rank, "outside a step")
+        if self.post_failure(report) == report:
+            return True
+        self.confirm_read()
+        return False
 
     def _count_ended(self) -> int:
         return sum(bool(self.cause(rank, "")) for rank in self.members if rank != self.rank)
@@ -252,10 +253,10 @@ class StatusBoard:
         with suppress(RuntimeError):
             self.store.add(READERS.at(), 1)
 
-    def wait_for_readers(self, error: BaseException | None = None) -> None:
-        """Wait until all other members that run have read the report, for a limited time; after Ctrl-C and sys.exit for a short one."""
+    def wait_for_readers(self, error: BaseException | None = None, since: float | None = None) -> None:
+        """Wait until all other members that run have read the report, for a limited time (from `since` on); after Ctrl-C for a short one."""
         limit = _READ_TIMEOUT if error is None or isinstance(error, Exception) else 2 * POLL
-        end = monotonic() + min(limit, self.timeout)
+        end = (monotonic() if since is None else since) + min(limit, self.timeout)
         with suppress(RuntimeError):
             while monotonic() < end and self.store.add(READERS.at(), 0) < len(self.members) - 1 - self._count_ended():
                 sleep(0.05)

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from tests.support.models import ZOO, UNet, deterministic
 from tests.support.towers import Towers
@@ -36,11 +36,11 @@ def unet() -> Example:
 
 
 def gpt2() -> Example:
-    config = transformers.GPT2Config(
-        vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+    config = GPT2Config(
+        vocab_size=40, n_positions=16, n_embd=16, n_layer=1 + FULL, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
         use_cache=False,
     )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config), {"input_ids": torch.randint(40, (SAMPLES, 8))}
+    return GPT2LMHeadModel(config), {"input_ids": torch.randint(40, (SAMPLES, 8))}
 
 
 class TiedText(nn.Module):
@@ -98,12 +98,12 @@ class Named(nn.Module):
 
 def t5() -> Example:
     """Return a T5: encoder, decoder and head share their word embeddings, and the encoder's output goes to every decoder layer."""
-    config = transformers.T5Config(
+    config = T5Config(
         vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2, dropout_rate=0,
         decoder_start_token_id=0, tie_word_embeddings=True, use_cache=False,
     )  # fmt: skip
     inputs = {name: torch.randint(40, (SAMPLES, width)) for name, width in (("input_ids", 8), ("labels", 6))}
-    return transformers.T5ForConditionalGeneration(config), inputs
+    return T5ForConditionalGeneration(config), inputs
 
 
 class Mixed(nn.Module):

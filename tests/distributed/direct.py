@@ -23,7 +23,7 @@ from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.interpreter import Code
 from pipecompile.runtime.registers import Frame
 from tests.distributed import cases, listed, meshes
-from tests.distributed.case_models import CONVOLUTIONAL, LANGUAGE, mean_square, mixed, unet
+from tests.distributed.case_models import CONVOLUTIONAL, LANGUAGE, mean_square, unet
 from tests.support.emulated import EmulatedStreams
 
 SENT: list[str] = []
@@ -127,7 +127,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "direct plain": between_devices(lambda: by_pairs(unet, LANGUAGE, *cases.some(cases.PLAIN))),
     "direct looped": between_devices(lambda: by_pairs(unet, LANGUAGE, *cases.LOOPED)),
     "direct vee": between_devices(lambda: by_pairs(LANGUAGE, unet, *cases.VEE)),
-    "direct mixed": between_devices(lambda: by_pairs(mixed, mixed, "1f1b", "zb-h1")),
+    "direct mixed": between_devices(cases.CASES["mixed"]),
     "direct on four": between_devices(lambda: cases.by_all(unet, "zb-h2")),
     "direct tied on four": between_devices(lambda: cases.by_all(LANGUAGE, "1f1b")),
     "direct recomputed": between_devices(

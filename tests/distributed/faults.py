@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -248,6 +249,7 @@ FORK = get_context("fork")
 REPORT = re.compile(r"RunError: rank (\d+) failed (?:at|before the result of|before) (.+?)(?: arrived)?: (.*)")
 
 
+@cache
 def warm() -> None:
     """Import all modules that a compile imports, before ranks are forked. A child lists them: after autograd, a process must not fork."""
     with FORK.Pool(1) as child:
@@ -308,13 +310,16 @@ def _reportable(kind: str, note: dict[str, Any]) -> list[str]:
 def sample(folder: Path) -> dict[str, list[str]]:
     """Return what is wrong after each kind of fault, in one pipeline and in one of two copies; "again": in the start after a kill."""
     from tests.distributed import fault_phases
+    from tests.distributed.lanes import in_lanes
 
     jobs = {kind: Job("1f1b", 3, Fault(kind, rank, 2, 30 + 7 * rank), 5.0) for rank, kind in enumerate(KINDS)}
     jobs |= {f"{kind}, copies": Job("zbv", 4, Fault(kind, 3, 2, -2), 5.0, copies=2) for kind in KINDS}
     jobs |= {f"{kind}, direct": replace(jobs[kind], is_direct=True) for kind in KINDS}
     wrong_phases = fault_phases.sample(folder)
     trials = {name: Trial(job, folder / name) for name, job in jobs.items()}
-    wrong = {name: faults_of(trial, trial.start()) for name, trial in trials.items()}
+    stalls = [name for name in jobs if "stall" in name]
+    wrong = in_lanes(lambda name: faults_of(trials[name], trials[name].start()),
+                     [name for name in jobs if name not in stalls], *([name] for name in stalls))  # fmt: skip
     again, plain = trials["kill"], Trial(Job("1f1b", 3), folder / "plain")
     codes = [*again.start().codes, *plain.start().codes]
     wrong |= wrong_phases

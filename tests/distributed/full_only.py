@@ -12,6 +12,7 @@ FULL_ONLY = (
     "direct on four",
     "direct recomputed",
     "direct scaler",
+    "direct sharded",
     "direct tied on four",
     "direct vee",
     "dp_shard x pp",

@@ -32,6 +32,7 @@ import pipecompile as pc
 from pipecompile.distributed.call_outcome import CallOutcome
 from pipecompile.distributed.gradient_reduction import GradientReduction
 from tests.distributed.faults import FORK, warm
+from tests.distributed.lanes import in_lanes
 
 STEPS, PART, COUNT, WIDTH = 5, 6, 3, 6
 """Steps of a training, samples and micro-batches of the part of a copy, and features of a sample."""
@@ -364,13 +365,18 @@ def _faults(
 def main() -> None:
     torch.set_num_threads(1)
     warm()
-    wrong = {}
-    for place, name in enumerate(sys.argv[2:]):
-        folder = Path(sys.argv[1]) / str(place)
+    names = sys.argv[2:]
+
+    def wrong(name: str) -> list[str]:
+        folder = Path(sys.argv[1]) / str(names.index(name))
         folder.mkdir()
-        wrong[name] = tried((TRIALS | FULL)[name], folder)
-        print(name, wrong[name], file=sys.stderr, flush=True)
-    print(json.dumps(wrong))
+        found = tried((TRIALS | FULL)[name], folder)
+        print(name, found, file=sys.stderr, flush=True)
+        return found
+
+    waits = [name for name in names if "stop" in name]
+    others = [name for name in names if name not in waits]
+    print(json.dumps(in_lanes(wrong, others[::2], others[1::2], waits)))
 
 
 if __name__ == "__main__":

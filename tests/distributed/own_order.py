@@ -36,8 +36,13 @@ def own_order() -> dict[str, Any]:
     torch.manual_seed(11)
     model, inputs = unet()
     eager = looped(copy.deepcopy(model), inputs, COUNT, mean_square)
-    options: dict[str, Any] = {"n_microbatches": COUNT, "loss_fn": mean_square, "batch_norm": "each"}
-    first = pc.compile(copy.deepcopy(model), 4, example_kwargs=inputs, cost="analytic", **options)
+    options: dict[str, Any] = {
+        "n_microbatches": COUNT,
+        "loss_fn": mean_square,
+        "batch_norm": "each",
+        "cost": "analytic",
+    }
+    first = pc.compile(copy.deepcopy(model), 4, example_kwargs=inputs, **options)
     first.step(**inputs)
     program = lower(pc.build_schedule("zb-h1", 4, COUNT), first.program.routes, receive_ahead=1)
     passes = [pc.UserPass(split_backward, before="compute"), pc.UserPass(frees_last, before="slots")]

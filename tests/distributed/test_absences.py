@@ -60,5 +60,5 @@ def test_ranks_with_other_numbers_of_pipelines_are_named(said: dict[str, list[st
 def test_a_rank_that_is_late_is_reported_with_the_end_of_its_thread(said: dict[str, list[str]]) -> None:
     """It "has been silent", before."""
     text = said["thread ended"][0]
-    assert "rank 1 failed before its next call: it has been silent for 4 s; its thread loader has ended by" in text
+    assert "rank 1 failed before its next call: it has been silent for 5 s; its thread loader has ended by" in text
     assert "ValueError: bad record 7" in text

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +14,8 @@ from pipecompile.driver.evaluation import RunningTotal
 from pipecompile.errors import InputError, PlanError
 from tests.distributed import uneven
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
+from tests.support.warm_python import WarmPython
 
-ROOT = Path(__file__).parents[2]
 ON_TWO = (
     "alone",
     "averaged",
@@ -40,16 +36,13 @@ ON_FOUR = ("alone", "dp, weighted", "dp_shard, masked", "norm")
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+def results(request: pytest.FixtureRequest, warm_python: WarmPython) -> dict[int, dict[str, Any]]:
     """The results of all ranks, per number of ranks and case."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     full = request.config.getoption("--full")
     said = {}
     for world, only in ((2, () if full else ON_TWO), (4, () if full else ON_FOUR)):
-        command = [sys.executable, str(ROOT / "tests/distributed/uneven.py"), str(world), *only]
-        ran = subprocess.run(command, env=environment, timeout=600, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stderr[-2000:]
-        said[world] = json.loads(ran.stdout.splitlines()[-1])
+        printed = warm_python.run("tests.distributed.uneven", str(world), *only)
+        said[world] = json.loads(printed.splitlines()[-1])
     return said
 
 

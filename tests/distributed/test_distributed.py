@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pipecompile.schedules import compared_names
 from tests.distributed.full_only import FULL_ONLY
 from tests.distributed.overlap_rows import ROWS
+from tests.support.warm_python import WarmPython
 
-WORLD = 4
+WORLD, LIMIT = 4, 900.0
 pytestmark = pytest.mark.timeout(1000)
-
-LIMIT = 900.0
-ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("transformers")
 
@@ -30,38 +23,24 @@ pytest.importorskip("transformers")
 class RankRun:
     """The results, exit codes and logs of all ranks."""
 
-    def __init__(self, directory: Path, *, full: bool = False) -> None:
+    def __init__(self, directory: Path, process: WarmPython, *, full: bool = False) -> None:
         self.directory, self.full = directory, full
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CASES_OUT": str(directory)}
-        environment |= {"CASES_FULL": "1"} if full else {}
-        worker = [sys.executable, str(Path(__file__).parent / "worker.py")]
-        logs = [(directory / f"{rank}.log").open("wb") for rank in range(WORLD)]
-        ranks = [
-            subprocess.Popen([*worker, str(rank), str(WORLD), str(store.port), str(directory / f"{rank}.json")],
-                             env=environment, stdout=log, stderr=log)
-            for rank, log in enumerate(logs)
-        ]  # fmt: skip
-        try:
-            self.codes = [process.wait(LIMIT) for process in ranks]
-        finally:
-            for process, log in zip(ranks, logs, strict=True):
-                process.kill()
-                process.wait()
-                log.close()
+        variables = {"CASES_OUT": str(directory)} | ({"CASES_FULL": "1"} if full else {})
+        self.codes = json.loads(
+            process.run("tests.distributed.worker", str(directory), timeout=LIMIT + 60, **variables)
+        )
         self.logs = [(directory / f"{rank}.log").read_text() for rank in range(WORLD)]
         self._results = [_lines(directory / f"{rank}.json") for rank in range(WORLD)]
 
     def of(self, case: str) -> list[Any]:
-        """Return the results of a case, per rank."""
+        """Return the results of a case, per rank that ran it."""
         if case in FULL_ONLY and not self.full:
             pytest.skip("with --full")
         results = [lines.get(case) for lines in self._results]
         for rank, result in enumerate(results):
             assert result is not None, self.logs[rank][-2000:]
             assert not (isinstance(result, dict) and "raised" in result), f"{result['raised']}\n{self._stalls()}"
-        return results
+        return [result for result in results if result != "of the other pair"]
 
     def _stalls(self) -> str:
         """Return what the log of each rank says of cases that stood still: where its threads were."""
@@ -75,8 +54,8 @@ def _lines(path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> RankRun:
-    return RankRun(tmp_path_factory.mktemp("ranks"), full=request.config.getoption("--full"))
+def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, warm_python: WarmPython) -> RankRun:
+    return RankRun(tmp_path_factory.mktemp("ranks"), warm_python, full=request.config.getoption("--full"))
 
 
 PAIRS, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
@@ -85,9 +64,9 @@ PAIRS, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
 @pytest.mark.parametrize(
     ("case", "groups"),
     [("plain", PAIRS), ("looped", PAIRS), ("vee", PAIRS), ("deep plain", PAIRS), ("deep looped", PAIRS), ("deep vee", PAIRS),
-     ("mixed", PAIRS), ("tied on four", ALL), ("skips on four", ALL), ("sums on four", ALL), ("towers on four", ALL),
+     ("mixed", PAIRS[:1]), ("tied on four", ALL), ("skips on four", ALL), ("sums on four", ALL), ("towers on four", ALL),
      ("always", PAIRS), ("except_last", PAIRS), ("direct plain", PAIRS), ("direct looped", PAIRS), ("direct vee", PAIRS),
-     ("direct mixed", PAIRS), ("direct recomputed", PAIRS), ("direct on four", ALL), ("direct tied on four", ALL),
+     ("direct mixed", PAIRS[:1]), ("direct recomputed", PAIRS), ("direct on four", ALL), ("direct tied on four", ALL),
      ("direct emulated", PAIRS), ("direct emulated looped", PAIRS)],
 )  # fmt: skip
 def test_ranks_equal_one_process_bit_for_bit(run: RankRun, case: str, groups: tuple[tuple[int, ...], ...]) -> None:
@@ -126,12 +105,18 @@ def test_every_schedule_ran(run: RankRun) -> None:
         assert names == {name for case in ("plain", "looped", "vee") for name in run.of(f"{kind} {case}")[0]}
 
 
-def test_values_that_go_from_device_to_device_are_those_of_one_process(run: RankRun) -> None:
-    """The transport of GPUs, with gloo for NCCL: copies, sharded copies, GradScaler, evaluation. Every case sent values over links."""
+def test_copies_whose_values_go_from_device_to_device_are_as_one_process(run: RankRun) -> None:
+    """The transport of GPUs, with gloo for NCCL. Every case sent values over links."""
     for each in run.of("direct copies"):
         assert (each["worst"] < 1e-14, each["loss"] < 1e-14, each["reductions"]) == (True, True, 2)
-    assert max(each["worst"] for case in ("direct sharded", "direct scaler") for each in run.of(case)) < 1e-13
-    assert max(each["worst"] for each in run.of("direct predicted")) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("case", "bound"), [("direct sharded", 1e-13), ("direct scaler", 1e-13), ("direct predicted", 1e-30)]
+)
+def test_values_that_go_from_device_to_device_are_those_of_one_process(run: RankRun, case: str, bound: float) -> None:
+    """Sharded copies, GradScaler, evaluation."""
+    assert max(each["worst"] for each in run.of(case)) < bound
 
 
 def test_lists_of_micro_batches_go_from_device_to_device(run: RankRun) -> None:
@@ -218,8 +203,8 @@ def test_stages_are_freed_as_rarely_as_the_memory_limit_allows(run: RankRun) -> 
 
 @pytest.mark.parametrize(
     ("case", "names"),
-    [("losses on sharded weights", ["counting", "frozen"]),
-     ("further losses on sharded weights", ["all", "layer", "without grad"])],
+    [("losses on sharded weights", ["counting"]),
+     ("further losses on sharded weights", ["all", "frozen", "layer", "without grad"])],
 )  # fmt: skip
 def test_a_loss_may_use_weights_of_stages_that_are_freed(run: RankRun, case: str, names: list[str]) -> None:
     """Frozen, trained, read without gradients, by a layer, and by a loss whose shares are measured: all equal eager."""
@@ -341,7 +326,8 @@ def test_unsupported_meshes_and_models_are_refused(run: RankRun) -> None:
 def test_a_checkpoint_of_four_ranks_is_loaded_by_two_and_by_one(run: RankRun) -> None:
     results = run.of("saved")
     for each in results:
-        assert each["losses"] == pytest.approx([each["expected"]] * 2, rel=1e-6)
+        assert each["losses"] == pytest.approx([each["expected"]] * len(each["losses"]), rel=1e-6)
+    assert [len(each["losses"]) for each in results] == [2, 1, 1, 1]
     assert sorted(key for each in results for key in each["keys"]) == results[0]["all"]
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.distributed import fault_phases, faults
+from tests.support.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests" / "distributed" / "faults.py")
@@ -23,17 +24,14 @@ ENVIRONMENT = os.environ | {
 LIMIT = 300.0
 
 
-def test_all_ranks_report_a_fault_and_a_new_start_resumes(tmp_path: Path) -> None:
+def test_all_ranks_report_a_fault_and_a_new_start_resumes(tmp_path: Path, warm_python: WarmPython) -> None:
     """Every rank ends in time with an error that names rank and action; then losses are bit for bit those without a fault."""
-    ran = subprocess.run(
-        [sys.executable, SCRIPT, str(tmp_path)], env=ENVIRONMENT, timeout=LIMIT, capture_output=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    printed = warm_python.run("tests.distributed.faults", str(tmp_path), timeout=LIMIT)
     names = [f"{kind}{where}" for where in ("", ", copies", ", direct") for kind in faults.KINDS] + [
         "again",
         *fault_phases.SAMPLE,
     ]
-    assert json.loads(ran.stdout.splitlines()[-1]) == {name: [] for name in names}
+    assert json.loads(printed.splitlines()[-1]) == {name: [] for name in names}
 
 
 def test_torchrun_starts_a_killed_training_again(tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -20,8 +16,8 @@ from pipecompile.distributed.lockstep import Lockstep
 from pipecompile.errors import PlanError
 from tests.distributed.mistakes import TIMEOUT
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
+from tests.support.warm_python import WarmPython
 
-ROOT = Path(__file__).parents[2]
 MODEL = nn.Linear(4, 4)
 X, Y, ZEROS = torch.arange(8.0), torch.arange(8), torch.zeros(8)
 READS_X, READS_Y = 1, 1 << 62 | 2
@@ -130,7 +126,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     def run(communicator: ThreadCommunicator) -> str:
         communicator.connect()
         if communicator.ranks.index == 1:
-            sleep(6)
+            sleep(4)
             return ""
         with pytest.raises(RankLost) as caught, Lockstep(communicator).of(step(X, Y)):
             pass
@@ -141,14 +137,10 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 @pytest.fixture(scope="module")
-def mistakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def mistakes(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> dict[str, list[str]]:
     """What each rank said, per mistake; see mistakes.py."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(ROOT / "tests/distributed/mistakes.py"), str(tmp_path_factory.mktemp("mistakes"))]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    ran = subprocess.run(command, env=environment, timeout=600, capture_output=True, check=False)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return dict(json.loads(ran.stdout.splitlines()[-1]))
+    printed = warm_python.run("tests.distributed.mistakes", str(tmp_path_factory.mktemp("mistakes")))
+    return dict(json.loads(printed.splitlines()[-1]))
 
 
 @pytest.mark.timeout(700)

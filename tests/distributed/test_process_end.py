@@ -14,14 +14,19 @@ from pipecompile.errors import InputError, RunError
 
 def test_an_uncaught_exception_is_shown_and_posted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Reporter:
-        def report_outside(self, error: BaseException) -> None:
+        def report_outside(self, error: BaseException) -> bool:
             posted.append(error)
+            return True
+
+        def wait_for_readers(self, error: BaseException | None = None, since: float | None = None) -> None:
+            waits.append(error)
 
         def note_thread(self, name: str, error: BaseException) -> None:
             noted.append((name, error))
 
     noted: list[object] = []
     shown: list[object] = []
+    waits: list[object] = []
     posted: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda *args: shown.append(args[1]))
     in_threads: list[object] = []
@@ -35,12 +40,46 @@ def test_an_uncaught_exception_is_shown_and_posted(monkeypatch: pytest.MonkeyPat
     assert posted == [error]
     sys.excepthook(KeyboardInterrupt, interrupt := KeyboardInterrupt(), None)
     assert posted == [error, interrupt]
+    assert waits == [error, interrupt]
     assert shown == [error, interrupt]
     thread = threading.Thread(name="loader")
     threading.excepthook(threading.ExceptHookArgs((ValueError, error, None, thread)))
     assert noted == [("loader", error)]
     assert in_threads == [error]
     assert posted == [error, interrupt]
+
+
+def test_all_pipelines_post_an_exception_before_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks with several pipelines waited for each other, each at another one, for ten seconds per pipeline, before."""
+
+    class Reporter:
+        def report_outside(self, error: BaseException) -> bool:
+            done.append("post")
+            if error.args == ("lost store",):
+                raise error
+            return True
+
+        def note_thread(self, name: str, error: BaseException) -> None:
+            """Do nothing."""
+
+        def wait_for_readers(self, error: BaseException | None = None, since: float | None = None) -> None:
+            done.append("wait")
+            starts.add(since)
+
+    done: list[str] = []
+    starts: set[float | None] = set()
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    monkeypatch.setattr(process_end, "_HOOKS", [])
+    reporters = [Reporter() for _ in range(3)]
+    for reporter in reporters:
+        report_uncaught(reporter)
+    sys.excepthook(ValueError, ValueError("bad record 7"), None)
+    assert done == ["post"] * 3 + ["wait"] * 3
+    assert len(starts) == 1
+    assert starts != {None}
+    done.clear()
+    sys.excepthook(ValueError, ValueError("lost store"), None)
+    assert done == ["post"] * 3
 
 
 def test_the_end_of_a_script_is_noted_with_what_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:

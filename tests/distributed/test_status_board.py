@@ -199,11 +199,11 @@ def test_of_two_steps_the_earlier_counts() -> None:
 
 def test_an_exception_outside_all_calls_is_posted_unless_all_raise_it() -> None:
     first, second, third = boards(timeout=0.1)
-    first.report_outside(Disagreement("all raise this"))
-    first.report_outside(RankMissing("rank 5 did not come to a save"))
+    assert not first.report_outside(Disagreement("all raise this"))
+    assert not first.report_outside(RankMissing("rank 5 did not come to a save"))
     assert second.failed() is None
-    second.report_outside(ValueError("bad record 7"))
-    third.report_outside(ValueError("later"))
+    assert second.report_outside(ValueError("bad record 7"))
+    assert not third.report_outside(ValueError("later"))
     report = first.failed()
     assert report is not None
     assert str(report.error()).startswith("rank 5 failed outside a step: ValueError: bad record 7")

@@ -1,16 +1,18 @@
-"""One rank of the tests: runs every case in turn, together with all other ranks, and writes a line of JSON per case: name and result.
+"""The ranks of the tests: each runs every case in turn, together with all others, and writes a line of JSON per case: name and result.
 
-python tests/distributed/worker.py RANK WORLD PORT FILE
+python tests/distributed/worker.py FOLDER
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -35,23 +37,45 @@ from tests.distributed import (  # noqa: E402
     resharded,
     sharded_losses,
 )
+from tests.distributed.faults import FORK, warm  # noqa: E402
 from tests.distributed.full_only import FULL_ONLY  # noqa: E402
 from tests.support.one_sweep import measure_once  # noqa: E402
 
-TIMEOUT = 120.0
+WORLD, TIMEOUT, LIMIT = 4, 120.0, 900.0
 
 STALLED = 100.0
 """Seconds after which a case writes to the log where its threads are: before the timeout, which says which rank is late alone."""
 
 
 def main() -> None:
-    rank, world, port, file = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    """Fork the ranks, so that they import nothing, and print their exit codes."""
+    folder = Path(sys.argv[1])
+    warm()
+    lines = [FORK.Pipe(duplex=False) for _ in range(WORLD)]
+    ranks = [FORK.Process(target=_rank, args=(rank, line, folder)) for rank, (line, _) in enumerate(lines)]
+    for process in ranks:
+        process.start()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    for _, line in lines:
+        line.send(store.port)
+    end = perf_counter() + LIMIT
+    for process in ranks:
+        process.join(max(0.0, end - perf_counter()))
+        process.kill()
+        process.join()
+    print(json.dumps([process.exitcode for process in ranks]))
+
+
+def _rank(rank: int, line: Connection, folder: Path) -> None:
+    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     faulthandler.enable()  # an abort inside gloo shows where each thread was
     torch.set_num_threads(1)
     measure_once(pytest.MonkeyPatch())
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT))
-    with file.open("w") as out:
+    store = dist.TCPStore("127.0.0.1", line.recv(), is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=TIMEOUT))
+    with (folder / f"{rank}.json").open("w") as out:
         every = cases.CASES | layouts.CASES | meshes.CASES | overlaps.CASES | batch_norms.CASES | changes.CASES
         every |= listed.CASES | direct.CASES | own_order.CASES | sharded_losses.CASES | resharded.CASES
         for name, case in every.items():
@@ -65,7 +89,11 @@ def main() -> None:
             seconds, cpu_seconds = perf_counter() - start, process_time() - start_cpu
             print(f"{name}: {seconds:.1f} s, {cpu_seconds:.1f} s of CPU", flush=True)
             out.flush()
-    cases.fail()
+    try:
+        cases.fail()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # a child of multiprocessing does not
+        sys.exit(1)
 
 
 def result_of(case: Callable[[], Any]) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torchvision
 from torch import nn
 from torchvision.models import DenseNet, ResNet, VisionTransformer
-from torchvision.models.resnet import Bottleneck
+from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.segmentation import deeplabv3
 
 __all__ = ["with_small_models"]
@@ -39,6 +39,7 @@ SMALLER: dict[str, Callable[..., nn.Module]] = {
     name: _without_weights(make)
     for name, make in {
         "densenet121": partial(DenseNet, 32, (3, 4, 4, 3), 64),
+        "resnet18": partial(ResNet, BasicBlock, [1, 1, 1, 1]),
         "resnet50": partial(ResNet, Bottleneck, [1, 1, 1, 1]),
         "vit_b_16": partial(_transformer, num_heads=12, hidden_dim=768, mlp_dim=3072),
         "vit_l_16": partial(_transformer, num_heads=16, hidden_dim=1024, mlp_dim=4096),
