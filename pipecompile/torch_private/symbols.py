@@ -6,6 +6,7 @@ from typing import Any
 
 import sympy
 from torch._dynamo.source import ConstantSource  # 2.11; names the origin of a symbol
+from torch.fx.experimental.symbolic_shapes import StrictMinMaxConstraint
 from torch.utils._sympy import functions  # 2.11
 from torch.utils._sympy.functions import (  # 2.11; divisions as Python has them
     FloatTrueDiv,
@@ -14,7 +15,9 @@ from torch.utils._sympy.functions import (  # 2.11; divisions as Python has them
     ToFloat,
 )
 from torch.utils._sympy.interp import sympy_interp  # 2.11; evaluates an expression by the functions of an analysis
+from torch.utils._sympy.numbers import int_oo  # 2.11; a whole number without limit
 from torch.utils._sympy.reference import PythonReferenceAnalysis  # 2.11; Python's own operators as an analysis
+from torch.utils._sympy.value_ranges import ValueRanges  # 2.11; the values that a symbol may have
 
 __all__ = [
     "ConstantSource",
@@ -23,9 +26,15 @@ __all__ = [
     "IntTrueDiv",
     "PythonReferenceAnalysis",
     "ToFloat",
+    "any_number_of_rows",
     "function_named",
     "sympy_interp",
 ]
+
+
+def any_number_of_rows() -> StrictMinMaxConstraint:
+    """Return the constraint on a size that it is 0 or more. A symbol without one is taken for more than 0."""
+    return StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(0, int_oo))
 
 
 def function_named(name: str) -> Any:

@@ -50,8 +50,9 @@ from pipecompile.tracing.interception.randomness import KnownGenerators, draw_re
 from pipecompile.tracing.interception.user_functions import builtin_calls_redirected, caches_bypassed, caches_purged
 from pipecompile.tracing.model_pieces import piece_calls_intercepted
 from pipecompile.tracing.node_facts import NodeFacts, set_facts
-from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason, record_with_retries
+from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
+from pipecompile.tracing.opaque.retries import record_with_retries
 from pipecompile.tracing.state.function_state import globals_restored
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers

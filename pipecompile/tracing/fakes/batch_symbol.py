@@ -105,7 +105,7 @@ class _BatchShapeEnv(ShapeEnv):
         self.places: list[str] = []
         self.calls_of_sizes: dict[
             sympy.Symbol, int
-        ] = {}  # not the DataSizes: their tensors refer to this in ways that gc cannot see
+        ] = {}  # tensors here would never be freed: gc cannot see what they refer to
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         known = len(self.guards)

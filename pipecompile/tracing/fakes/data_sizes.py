@@ -13,11 +13,9 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from pipecompile.torch_private.symbols import ConstantSource
+from pipecompile.torch_private.symbols import ConstantSource, any_number_of_rows
 
 __all__ = ["DataSizeCompared", "DataSizes", "refuse_comparisons"]
 
@@ -61,11 +59,8 @@ class DataSizes:
         """
         unused = next(size for size in count(11) if size not in self.hints.values())
         hint = example if example > 1 else next((self.hints[name] for name in alike), unused)
-        source, any_size = (
-            ConstantSource(f"rows_{len(self.hints)}"),
-            StrictMinMaxConstraint(False, ValueRanges(0, int_oo)),
-        )
-        name = self.env.create_symbol(hint, source, DimDynamic.DYNAMIC, any_size, positive=None)
+        source = ConstantSource(f"rows_{len(self.hints)}")
+        name = self.env.create_symbol(hint, source, DimDynamic.DYNAMIC, any_number_of_rows(), positive=None)
         self.hints[name], self.calls[name] = hint, self.n_calls
         size = self.env.create_symintnode(name, hint=hint)
         assert isinstance(size, torch.SymInt)

@@ -1,6 +1,7 @@
 """Opaque calls: a part of the model that cannot be recorded becomes one node, which runs the user's own code.
 
-    1  attempts         a recording fails: make the smallest piece around the failure opaque, and record again
+    1  retries          a recording fails: make the smallest piece around the failure opaque, and record again
+       attempts         choose that piece
     2  trial_runs       run the real model on real inputs; note what each call of the piece returns, reads and costs
        function_calls   find the calls to note when the piece is a call of one torch function
     3  result_spec      infer from several trial runs what a call returns in any run: per tensor, dtype and sizes
@@ -9,6 +10,6 @@
     5  opaque_calls     match the n-th call of a piece while recording with its result spec; describe the node
     6  opaque_module    the module that the node calls: run the piece, and check its result in every run
 
-Open `attempts` first. `tracing.model_pieces` defines a piece: a submodule, a method, or a line that calls a torch function.
+Open `retries` first. `tracing.model_pieces` defines a piece: a submodule, a method, or a line that calls a torch function.
 The check in `opaque_module` is the verifier: it raises TraceError PC112 when a result breaks its spec.
 """

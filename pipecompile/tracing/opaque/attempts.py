@@ -1,17 +1,11 @@
-"""The retry loop of a recording: each time that it fails, one more piece of the model becomes opaque.
-
-record ──► fails ──► the smallest piece that the exception passed through ──► trial runs ──► result specs
-   ▲                    (the next larger piece if no spec can be inferred)                        │
-   └──────────────────────── record again, with that piece as one node ◄──────────────────────────┘
-"""
+"""The opaque pieces of a model: each recording that fails makes one more, whose results are inferred from trial runs."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -19,8 +13,7 @@ from torch import nn
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.modes import FakeTensor, fake_tensor_log_disabled
-from pipecompile.tracing.fakes.data_sizes import DataSizeCompared
+from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.model_pieces import Piece, UnpredictableResult, candidates, same_class_pieces
 from pipecompile.tracing.opaque.result_spec import ResultSpec, are_comparable, infer_result_specs
 from pipecompile.tracing.opaque.trial_runs import DataChange, TrialCall, run_trial, vary_input
@@ -35,12 +28,7 @@ from pipecompile.tracing.trace_errors import (
     needs_values,
 )
 
-__all__ = ["OpaquePieces", "OpaqueReason", "record_with_retries"]
-
-T = TypeVar("T")
-
-_ATTEMPTS = 64
-"""Upper limit of recordings of one model; every failed recording makes at least one more piece opaque."""
+__all__ = ["OpaquePieces", "OpaqueReason"]
 
 _WILD_SAMPLES = 8
 """Batch size in samples of the trial run on wild data: large enough that the number of rows that a mask selects is
@@ -265,37 +253,6 @@ class OpaquePieces:
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
         with torch.set_grad_enabled(self.has_grad):
             return run_trial(self.model, args, kwargs, pieces, reseed=seed)
-
-
-def record_with_retries(
-    model: nn.Module, inputs: FlatInputs, attempt: Callable[[OpaquePieces], T], kept: Sequence[OpaqueReason] = ()
-) -> T:
-    """Return what `attempt` records, with few opaque pieces beside those of `kept`. Raise TraceError if nothing helps."""
-    if kept:
-        with suppress(Exception):  # a piece is gone, or returns another kind of result now
-            return _with_retries(OpaquePieces(model, inputs).begin_with(kept), attempt)
-    return _with_retries(OpaquePieces(model, inputs), attempt)
-
-
-def _with_retries(opaque: OpaquePieces, attempt: Callable[[OpaquePieces], T]) -> T:
-    for _ in range(_ATTEMPTS):
-        try:
-            with fake_tensor_log_disabled():
-                return attempt(opaque)
-        except Exception as error:
-            _grown(opaque, error)
-    raise TraceError(what=f"cannot trace: the model was recorded {_ATTEMPTS} times, and parts still cannot be recorded")
-
-
-def _grown(opaque: OpaquePieces, error: Exception) -> None:
-    """Make one more piece opaque; for a comparison of sizes within no piece, answer it for the example. Raise TraceError."""
-    is_comparison = isinstance(error.__cause__ or error, DataSizeCompared)
-    try:
-        opaque.grow(error)
-    except TraceError:
-        if not is_comparison:
-            raise
-        opaque.refuses_data_sizes = False
 
 
 def _third_size(size: int | None, other: int | None) -> int:
