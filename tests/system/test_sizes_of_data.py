@@ -12,7 +12,7 @@ from torch import nn
 
 import pipecompile as pc
 
-pytestmark = pytest.mark.filterwarnings("ignore::pipecompile.RecordingWarning")
+pytestmark = [pytest.mark.smoke, pytest.mark.filterwarnings("ignore::pipecompile.RecordingWarning")]
 
 
 class Routed(nn.Module):

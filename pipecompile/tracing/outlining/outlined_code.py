@@ -50,7 +50,8 @@ def outlined_code(code: CodeType, routes: Mapping[CodeBlock, Route]) -> CodeType
     own = type(source)(function, source.class_name)
     blocks = [(place, find_block(own, place)) for place in routes]
     known = {*code.co_varnames, *code.co_cellvars}
-    for number, (place, block) in enumerate(blocks):
+    from_the_end = sorted(enumerate(blocks), key=lambda one: one[1][0].begin, reverse=True)  # places before stay
+    for number, (place, block) in from_the_end:
         if block is not None and not any(_is_inside(place, other) for other, _ in blocks):
             _outline(block, known, number)
     function.decorator_list, function.returns = [], None

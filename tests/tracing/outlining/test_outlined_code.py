@@ -70,6 +70,32 @@ def test_a_function_computes_the_same_with_any_block_outlined(line: int) -> None
     assert set(calls) <= {code.co_qualname}
 
 
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_blocks_of_one_body_are_outlined_together(is_reversed: bool) -> None:
+    """The second one had the place that it had before the first one became several statements."""
+
+    def forward(x, y):
+        if x > 1:
+            x = x + 10
+        if y > 1:
+            y = y * x
+        if x > y:
+            x = x - y
+        return x, y
+
+    code, calls = forward.__code__, []
+    lines = [code.co_firstlineno + line for line in (1, 3, 5)]
+    places = [next(place for place in blocks_around(code, line) if place.begin[0] == line) for line in lines]
+    routes = {
+        place: lambda block, scope, line=place.begin[0]: calls.append(line) or direct(block, scope) for place in places
+    }
+    cases = [(0, 0), (5, 0), (0, 5), (5, 5)]
+    expected = [forward(*case) for case in cases]
+    forward.__code__ = outlined_code(code, dict(reversed(routes.items())) if is_reversed else routes)
+    assert [forward(*case) for case in cases] == expected
+    assert calls == lines * len(cases)
+
+
 def test_of_two_blocks_the_outer_one_is_outlined() -> None:
     code, calls = Model.forward.__code__, []
     inner, *_, outer = [place for place in blocks_around(code, FIRST + 7) if place.end[0] < FIRST + 12]
