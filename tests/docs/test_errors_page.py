@@ -86,5 +86,5 @@ def test_a_part_that_breaks_its_promise_is_named_when_it_runs():
     cause = caught.value.__cause__
     assert isinstance(cause, pc.TraceError)
     assert cause.code == "PC112"
-    assert "first, kept whole" in str(caught.value)
+    assert "getitem, kept whole" in str(caught.value)
     assert f"{PAGE.name}:" in str(caught.value)
