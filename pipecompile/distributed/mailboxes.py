@@ -191,13 +191,13 @@ class Inbox:
         self.acknowledged = 0
 
     def expect(self, names: Iterable[str]) -> None:
-        """Append names to the sequence of values that will come."""
+        """Append names to the sequence of values that will come. Of most, the receives are posted while this rank waits for the first."""
         self.expected.extend(names)
-        self._post()
+        self._post(CREDIT.large_ahead)
 
-    def _post(self) -> None:
-        """Post receives for the next values, up to the first value whose layout is not known."""
-        while self.expected and len(self.posted) < CREDIT.posted_ahead:
+    def _post(self, count: int = CREDIT.posted_ahead) -> None:
+        """Post receives for the next values, up to `count` in all and to the first value whose layout is not known."""
+        while self.expected and len(self.posted) < count:
             buffer = self.buffers.get(self.expected[0])
             if buffer is None or buffer in self.posted or not self._has_credit(buffer):
                 return

@@ -145,7 +145,7 @@ def test_receives_are_posted_ahead_up_to_the_credit_and_the_first_unknown_layout
         for name in (*names, *names, "d"):
             outbox.send(name, torch.ones(length))
 
-    assert exchange(send, receive)[0] == [0, credit, *reversed(range(credit + 1))]
+    assert exchange(send, receive)[0] == [0, CREDIT.large_ahead, *reversed(range(credit + 1))]
 
 
 def test_at_most_so_many_large_values_are_unsent() -> None:
