@@ -247,7 +247,9 @@ class _CallObserver:
         call = self.trial_call()
         named = block.tensors(self.model)
         used = {id(tensor): tensor for tensor in (*call.used, *named)}
-        return replace(call, used=tuple(used.values()), block=block)
+        may_write = {position for position, leaf in enumerate(self.arguments) if block.may_write(leaf)}
+        written = tuple(sorted({*call.written, *may_write}))
+        return replace(call, used=tuple(used.values()), written=written, block=block)
 
     def trial_call(self) -> TrialCall:
         """Return the notes; `result` is set."""

@@ -67,6 +67,7 @@ class Block:
     writes        names that it assigns and that are read after it, in a fixed order
     uncertain     those of `writes` that it does not assign on every way through it
     changed       names that it reads and whose objects it changes: `rows.append(x)`, `table[key] = x`
+    written       names that it reads and whose tensors it may write in place: `y[rows] = x`, `y += x`, `y.add_(x)`
     attributes    attributes of names that it reads, as ("self", "head", "bias"), without those of which it takes an item
     has_return    it is the end of its function, and returns its result
     is_iteration  it is the body of a loop
@@ -79,6 +80,7 @@ class Block:
     writes: tuple[str, ...]
     uncertain: frozenset[str]
     changed: frozenset[str]
+    written: frozenset[str]
     attributes: frozenset[tuple[str, ...]]
     has_return: bool
     is_iteration: bool
@@ -205,8 +207,11 @@ def _block(source: FunctionSource, level: _Level, first: int, last: int) -> Bloc
     uncertain = frozenset(writes) - flow.certain
     reads = tuple(sorted(flow.first_read | uncertain))
     changed = frozenset(_changed(statements) & flow.first_read)
+    written = frozenset(_written(statements) & flow.first_read)
     attributes = frozenset(_attributes(statements))
-    return Block(level.body, first, last, reads, writes, uncertain, changed, attributes, has_return, is_iteration)
+    return Block(
+        level.body, first, last, reads, writes, uncertain, changed, written, attributes, has_return, is_iteration
+    )
 
 
 def _walk(statements: Sequence[ast.stmt]) -> Iterator[ast.AST]:
@@ -225,6 +230,19 @@ def _changed(statements: Sequence[ast.stmt]) -> set[str]:
     holders = [func.value for func in calls if isinstance(func, ast.Attribute)]
     items = [node for node in _walk(statements) if isinstance(node, ast.Subscript)]
     holders += [node.value for node in items if not isinstance(node.ctx, ast.Load)]
+    return {holder.id for holder in holders if isinstance(holder, ast.Name)}
+
+
+def _written(statements: Sequence[ast.stmt]) -> set[str]:
+    """Return the names whose tensors may be written in place: by an item, an operator with `=`, or a method with a `_` at its end."""
+    holders = []
+    for node in _walk(statements):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            holders.append(node.value)
+        elif isinstance(node, ast.AugAssign):
+            holders.append(node.target)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+            holders.append(node.func.value)
     return {holder.id for holder in holders if isinstance(holder, ast.Name)}
 
 

@@ -59,6 +59,12 @@ class BlockCall:
     changed: tuple[str, ...]
     before: dict[str, Any]
     attributes: frozenset[tuple[str, ...]] = frozenset()
+    written: frozenset[str] = frozenset()
+
+    def may_write(self, leaf: Any) -> bool:
+        """Return whether the block may write a tensor among its values in place, in this call or in another one."""
+        held = (one for name in self.written & self.values.keys() for one in flatten_containers(self.values[name])[0])
+        return any(leaf is one for one in held if isinstance(one, torch.Tensor))
 
     @property
     def kept(self) -> BlockCall:
@@ -193,7 +199,9 @@ def _block_call(
     writes = [RETURNED] if block.has_return else [n for n in block.writes if n in scope or n not in block.uncertain]
     writes = [*dict.fromkeys((*writes, *changed))]
     before = {name: scope[name] for name in writes if name in block.uncertain and name in scope}
-    return BlockCall(path, place, values, function, fixed, tuple(writes), changed, before, block.attributes)
+    return BlockCall(
+        path, place, values, function, fixed, tuple(writes), changed, before, block.attributes, block.written
+    )
 
 
 def _is_same(value: Any, other: Any) -> bool:
