@@ -6,7 +6,7 @@ device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   receive v#0
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -117,7 +117,7 @@ class RankExecutable(Executable):
         """Run the row, then share the departures. Raises RunError for a failure of this rank, RankLost for another rank's."""
         assert workers is None
         error: BaseException | None = None
-        with self._blaming(), self._old.hidden(self._absent):
+        with self._blaming(), ExitStack() as after, self._old.hidden(self._absent):
             try:
                 if code.streams is not None:
                     code.streams.fork(frame)
@@ -130,7 +130,7 @@ class RankExecutable(Executable):
             except InstructionFailure as failure:
                 error = self._blamable(failure, frame)
             if error is not None:
-                self._abandon(code, frame)
+                after.callback(self._abandon, code, frame)  # it restores counts of layers, which are hidden here
                 raise error
             self.values.finish()
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
 from pipecompile.distributed.failure_report import FailureReport, RankLost
+from pipecompile.distributed.old_values import OldValues
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Route
 from pipecompile.passes import lower
 from pipecompile.runtime.executable import ProgramBinding
+from pipecompile.runtime.run_errors import InstructionFailure
 from pipecompile.schedules import build_schedule
 
 ROUTES = (Route("x", HOST, (0,)), Route("h", 0, (1,)), Route("loss", 1, (HOST,)))
@@ -63,6 +65,22 @@ def test_a_rank_of_another_replica_owes_its_part_of_a_collective() -> None:
 
 def test_a_report_that_is_posted_stays_as_it_is() -> None:
     assert lost(executable({"h'1#1"}), 11, is_posted=True).action == ""
+
+
+def test_a_failed_run_lets_go_when_no_values_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts of deferred layers on other ranks were restored while they were hidden: the error was that of a hook that reads them."""
+
+    def fail(*_: Any) -> None:
+        raise InstructionFailure(0, 0, ValueError("the data are wrong"))
+
+    run, parameter, read = executable(set()), nn.Parameter(torch.ones(1)), []
+    run._old, run.values = OldValues(lambda: {"w": parameter}), cast(Any, SimpleNamespace(expect=lambda *_: None))
+    monkeypatch.setattr("pipecompile.distributed.rank_executable.run_inline", fail)
+    monkeypatch.setattr(run, "_blamable", lambda failure, _: failure.error)
+    monkeypatch.setattr(run, "_abandon", lambda *_: read.append(parameter.item()))
+    with pytest.raises(ValueError, match="the data are wrong"):
+        run.run(cast(Any, SimpleNamespace(streams=None)), cast(Any, None))
+    assert read == [1.0]
 
 
 def test_a_schedule_must_leave_stages_on_their_ranks() -> None:
