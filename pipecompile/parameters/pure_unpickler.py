@@ -20,7 +20,7 @@ __all__ = ["PureUnpickler", "operations", "refuse"]
 _PURE: Any = PureUnpickler
 
 _HASHING = (pickle.DICT[0], pickle.FROZENSET[0], pickle.ADDITEMS[0])
-"""Operations other than SETITEM and SETITEMS that hash what the file has. No file that Python wrote since 2006 has the first."""
+"""Operations other than SETITEM and SETITEMS that hash what the file has. The first is of protocol 0, which torch does not write."""
 
 
 def operations(is_key: Callable[[Any], bool], keys: str) -> dict[int, Callable[[Any], None]]:

@@ -103,9 +103,8 @@ class _BatchShapeEnv(ShapeEnv):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.places: list[str] = []
-        self.calls_of_sizes: dict[
-            sympy.Symbol, int
-        ] = {}  # tensors here would never be freed: gc cannot see what they refer to
+        # numbers alone: a tensor here would never be freed, since the collector does not see that its sizes refer to this
+        self.calls_of_sizes: dict[sympy.Symbol, int] = {}
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         known = len(self.guards)

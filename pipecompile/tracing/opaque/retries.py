@@ -46,11 +46,11 @@ def _with_retries(opaque: OpaquePieces, attempt: Callable[[OpaquePieces], T]) ->
             with fake_tensor_log_disabled():
                 return attempt(opaque)
         except Exception as error:
-            _grown(opaque, error)
+            _grow(opaque, error)
     raise TraceError(what=f"cannot trace: the model was recorded {_ATTEMPTS} times, and parts still cannot be recorded")
 
 
-def _grown(opaque: OpaquePieces, error: Exception) -> None:
+def _grow(opaque: OpaquePieces, error: Exception) -> None:
     """Make one more piece opaque; for a comparison of sizes within no piece, answer it for the example. Raise TraceError."""
     is_comparison = isinstance(error.__cause__ or error, DataSizeCompared)
     try:
