@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -259,7 +260,10 @@ def record_gloo(rank: int, folder: str) -> None:
     dist.all_reduce(torch.ones(8))
     if rank == 0:
         dist.all_reduce(torch.ones(8), async_op=True)
-    recorder = torch._C._distributed_c10d
+    recorder, deadline = torch._C._distributed_c10d, time.monotonic() + 30
+    while sum(entry["retired"] for entry in json.loads(recorder._dump_fr_trace_json())["entries"]) < 2:
+        assert time.monotonic() < deadline, "a thread of gloo retires a collective after its wait has ended"
+        time.sleep(0.001)
     Path(folder, f"dump_{rank}").write_bytes(recorder._dump_fr_trace())
     Path(folder, f"dump_{rank}.json").write_bytes(recorder._dump_fr_trace_json())
     store.set(f"written {rank}", "yes")
