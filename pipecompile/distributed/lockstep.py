@@ -3,10 +3,12 @@
     rank 1 ──[call, recording, reads, digest, contents]──► rank 0 ──[verdict, highest and lowest recording, is whole]──► rank 1, rank 2
     rank 2 ──[call, recording, reads, digest, contents]──►
 
-Two ranks send their rows to each other, which takes half the time. `call` is a number for the function, the modes and the layout of
-the batch: equal on all ranks. `recording` is the one that a rank would use. `contents` has a number per leaf of the batch, 0 for a
-placeholder, and `reads` the leaves that the stages of the rank read. Ranks have another batch than each other if a leaf that both read
-differs, or every leaf that says anything. If the digests of all leaves are equal, every rank has the whole batch.
+Two ranks send their rows to each other, which takes half the time. The receives of the next rows are posted when a call ends.
+
+`call` is a number for the function, the modes and the layout of the batch: equal on all ranks. `recording` is the one that a rank would
+use. `contents` has a number per leaf of the batch, 0 for a placeholder, and `reads` the leaves that the stages of the rank read. Ranks
+have another batch than each other if a leaf that both read differs, or every leaf that says anything. If the digests of all leaves are
+equal, every rank has the whole batch.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
 
-import torch
-
 from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
+from pipecompile.distributed.call_rows import CallRows
 from pipecompile.distributed.collective_call import COMPARED_LEAVES, CollectiveCall
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import CopyDisagreement, RankLost
+from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.step_agreement import ranks_by_text, texts_of_ranks
 from pipecompile.errors import PlanError
 
@@ -34,6 +36,8 @@ _ASKED, _VERDICT = "what a rank is asked for", "verdict on what ranks are asked 
 
 _CALL, _RECORDING, _READS, _DIGEST, _CONTENTS = range(5)
 """Places of a row; the contents are the rest of it."""
+
+_VERDICT_LENGTH = 4
 
 _UNKNOWN = -1
 """Bits of leaves that are read, if that is not known."""
@@ -55,6 +59,7 @@ class Lockstep:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator, self.calls = communicator, 0
+        self._rows = CallRows(communicator, _CONTENTS + COMPARED_LEAVES)
         self.reads: Reads = lambda _: None
         self._call: CollectiveCall | None = None
         self._compared: tuple[int, int] | None = None
@@ -78,6 +83,8 @@ class Lockstep:
             if has_others and not is_looked_up:
                 self._compared = self.recordings(0)
             yield
+            self._rows.flush()
+            self._rows.expect(_senders(self._communicator.ranks))
         finally:
             self._compared = None
             self._call, self._is_pending, self._is_late, self.is_whole = None, False, False, False
@@ -109,7 +116,7 @@ class Lockstep:
         bits = _UNKNOWN if reads is None else reads & ((1 << len(call.leaves)) - 1)
         row = [call.key, found, bits, *contents]
         try:
-            verdict, highest, lowest, is_whole = _exchanged(communicator, row)
+            verdict, highest, lowest, is_whole = _exchanged(self._rows, communicator.ranks, row)
         except RankLost as lost:
             raise _named(communicator, lost) from None
         self.is_whole = bool(is_whole)
@@ -130,27 +137,29 @@ def _named(communicator: Communicator, lost: RankLost) -> RankLost:
     return RankLost(replace(lost.report, action=lost.report.action or owed), is_posted=False)
 
 
-def _exchanged(communicator: Communicator, row: list[int]) -> list[int]:
+def _senders(ranks: RankMesh) -> Sequence[int]:
+    """Return the peers whose rows a rank receives: of two, the other one; else the first rank, which receives those of all others."""
+    if ranks.size <= 2 or ranks.index == 0:
+        return [peer for peer in range(ranks.size) if peer != ranks.index]
+    return [0]
+
+
+def _exchanged(rows: CallRows, ranks: RankMesh, row: list[int]) -> list[int]:
     """Return the verdict on the rows of all ranks, of the first rank or, of two, of both: its number, the highest and the lowest
     recording, is the batch whole.
     """
-    with torch.inference_mode(False):
-        own, ranks = torch.tensor(row, device="cpu"), communicator.ranks
-        if ranks.size == 2:
-            communicator.expect(1 - ranks.index, [_ASKED])
-            communicator.send(1 - ranks.index, _ASKED, own)
-            return _summary([row, communicator.receive(1 - ranks.index, _ASKED).tolist()])
-        if ranks.index != 0:
-            communicator.expect(0, [_VERDICT])
-            communicator.send(0, _ASKED, own)
-            return list(communicator.receive(0, _VERDICT).tolist())
-        peers = range(1, ranks.size)
-        for peer in peers:
-            communicator.expect(peer, [_ASKED])
-        verdict = _summary([row, *(communicator.receive(peer, _ASKED).tolist() for peer in peers)])
-        for peer in peers:
-            communicator.send(peer, _VERDICT, torch.tensor(verdict, device="cpu"))
-        return verdict
+    peers = _senders(ranks)
+    rows.expect(peers)
+    if ranks.size == 2:
+        rows.send(peers[0], row)
+        return _summary([row, rows.receive(peers[0], _ASKED)])
+    if ranks.index != 0:
+        rows.send(0, row)
+        return rows.receive(0, _VERDICT)[:_VERDICT_LENGTH]
+    verdict = _summary([row, *(rows.receive(peer, _ASKED) for peer in peers)])
+    for peer in peers:
+        rows.send(peer, verdict)
+    return verdict
 
 
 def _summary(rows: Sequence[Sequence[int]]) -> list[int]:

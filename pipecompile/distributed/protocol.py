@@ -27,6 +27,7 @@ __all__ = [
     "PROCESS",
     "PROTOCOL",
     "READERS",
+    "ROW",
     "SAVE",
     "SMALL",
     "STAYS",
@@ -50,6 +51,7 @@ class Tag(IntEnum):
     NEW = 1
     ABORT = 2
     LAYOUT = 3
+    ROW = 4
 
 
 _N_TAGS = len(Tag)
@@ -90,6 +92,8 @@ LAYOUT = MessageKind(
     False,
     "before a value on a link of GPUs, if its layout is not agreed",
 )
+
+ROW = MessageKind("row", Tag.ROW, ("numbers",), True, "before a call: what a rank is asked for, or the verdict on all")
 
 
 class HeadField(IntEnum):
@@ -212,7 +216,7 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
 
 
 PROTOCOL = Protocol(
-    (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT),
+    (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT, ROW),
     CREDIT,
     (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS, ENDED, PIPELINES, THREAD, SAVE, OUTCOME, STAYS, LEFT),
 )

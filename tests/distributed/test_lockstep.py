@@ -122,6 +122,23 @@ def test_a_pipeline_of_one_rank_compares_nothing() -> None:
     assert run_communicators(1, run) == [True]
 
 
+def test_ranks_compare_call_after_call_beside_other_messages() -> None:
+    """The receives for the next call are posted when messages of no call come, such as those of clocks."""
+
+    def run(communicator: ThreadCommunicator) -> list[float]:
+        communicator.connect()
+        lockstep, peer, read = Lockstep(communicator), 1 - communicator.ranks.index, []
+        for number in range(3):
+            with lockstep.of(step(X + number, Y)):
+                pass
+            communicator.expect(peer, ["clock"])
+            communicator.send(peer, "clock", torch.tensor([float(number)]))
+            read += communicator.receive(peer, "clock").tolist()
+        return read
+
+    assert run_communicators(2, run) == [[0.0, 1.0, 2.0]] * 2
+
+
 def test_a_rank_that_does_not_come_is_named() -> None:
     def run(communicator: ThreadCommunicator) -> str:
         communicator.connect()

@@ -6,12 +6,13 @@ from pipecompile.distributed.protocol import HEAD_LENGTH, PROTOCOL, HeadField, T
 
 TEXT = """
 message   tag      parts                       ahead   use
-small     4n       [head + payload]            yes     a value with the layout of the last one of its name
-large     4n       [head] [payload]            yes     the same, for a payload of more than small_bytes
-changed   4n       [as small or large]         yes     payload is padding; a new one follows
-new       4n + 1   [name + header] [payload]   no      no layout known: first value, object, sent once
-abort     4n + 2                               no      never sent: a receive that times out closes the connections
-layout    4n + 3   [name + header] [object]    no      before a value on a link of GPUs, if its layout is not agreed
+small     5n       [head + payload]            yes     a value with the layout of the last one of its name
+large     5n       [head] [payload]            yes     the same, for a payload of more than small_bytes
+changed   5n       [as small or large]         yes     payload is padding; a new one follows
+new       5n + 1   [name + header] [payload]   no      no layout known: first value, object, sent once
+abort     5n + 2                               no      never sent: a receive that times out closes the connections
+layout    5n + 3   [name + header] [object]    no      before a value on a link of GPUs, if its layout is not agreed
+row       5n + 4   [numbers]                   yes     before a call: what a rank is asked for, or the verdict on all
 
 head   8 int64
 0      CRC-32 of the name of the value
