@@ -243,7 +243,7 @@ _TABLE = (
     ErrorCode("PC111", "a submodule that cannot be recorded cannot be kept whole either",
               "its result could not be predicted: the result must be tensors, numbers and containers of them",
               "return tuples, lists or dicts of tensors, as many in every call"),
-    ErrorCode("PC112", "a part kept whole returned another kind of result than while recording",
+    ErrorCode("PC112", "a part kept whole returned another kind of result than while recording, or wrote another tensor",
               "Python code of the model has decided by the result of the recording",
               "compile with an example that is typical of the data"),
     ErrorCode("PC113", "the forward reads a gradient, or runs a backward that accumulates one",

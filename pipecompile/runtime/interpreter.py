@@ -237,7 +237,8 @@ class CodeBuilder:
         if recipe_name in registers.writes:
             return checkpointed_cell(stage, inputs, outputs, registers.writes[recipe_name])
         save_to, casts = registers.writes.get(saved_state.name), cell.effects.casts
-        run = forward_cell(function, inputs, outputs, save_to, stage.size_of, casts=casts)
+        state = cell.effects.saved_state
+        run = forward_cell(function, inputs, outputs, save_to, stage.size_of, casts=casts, written=state)
         if is_offloaded:
             from pipecompile.runtime.cells.offload import offloaded_forward
 

@@ -18,6 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecompile.runtime.cells.divided_backward import DividedBackward
+from pipecompile.runtime.cells.saved_values import copy_saved
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate, hooks_registered, other_users
 from pipecompile.torch_private.modes import is_any_autocast_enabled
@@ -68,11 +69,12 @@ def forward_cell(
     size_of: int | None,
     *,
     casts: bool,
+    written: Sequence[torch.Tensor] = (),
 ) -> Run:
     """Return the function of an F. Inputs, outputs and `saved` are registers; without `saved` (inference) nothing is detached.
 
     `size_of` is the micro-batch whose size (samples) is the last argument, None for no size; `casts`: the stage has
-    autocast regions.
+    autocast regions; `written` are tensors that forwards of later micro-batches may write.
     """
 
     def forward(frame: Frame) -> None:
@@ -82,7 +84,7 @@ def forward_cell(
         if saved is None:
             results = stage(*values, *size)
         else:
-            results, registers[saved] = forward_with_graph(stage, values, size, casts=casts)
+            results, registers[saved] = forward_with_graph(stage, values, size, casts=casts, written=written)
         for index, value in zip(outputs, results, strict=True):
             registers[index] = value
 
@@ -90,13 +92,20 @@ def forward_cell(
 
 
 def forward_with_graph(
-    stage: Function, values: list[Any], size: tuple[int, ...], *, casts: bool
+    stage: Function,
+    values: list[Any],
+    size: tuple[int, ...],
+    *,
+    casts: bool,
+    written: Sequence[torch.Tensor] = (),
 ) -> tuple[Sequence[Any], SavedGraph]:
     """Run a stage on leaves made from `values`, which are replaced in place. Return the outputs and the graph."""
     leaves = make_leaves(values, casts=casts)
     before = hooks_registered()
     results = stage(*values, *size)
     edges = [edge_of(value) if isinstance(value, torch.Tensor) and value.requires_grad else None for value in results]
+    if written:
+        copy_saved(edges, written)
     return results, SavedGraph(leaves, edges, hooks_registered() != before)
 
 

@@ -73,7 +73,8 @@ class StageRun:
 
     def recorded(self, frame: Frame, values: list[Any]) -> SavedGraph:
         """Run the forward and return what its backward needs."""
-        return forward_with_graph(self.function, values, self._size(frame), casts=self.effects.casts)[1]
+        effects, size = self.effects, self._size(frame)
+        return forward_with_graph(self.function, values, size, casts=effects.casts, written=effects.saved_state)[1]
 
     def _size(self, frame: Frame) -> tuple[int, ...]:
         return () if self.size_of is None else (frame.sizes[self.size_of],)

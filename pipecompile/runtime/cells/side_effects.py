@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,6 +29,7 @@ class SideEffects:
 
     draws             the stage draws random numbers
     written_buffers   tensors of the model that it may write
+    saved_state       those of them that autograd may save: all but the buffers of layers of torch, which it does not read
     written_inputs    places of the inputs that it writes in place
     casts             it has autocast regions
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
@@ -40,6 +41,7 @@ class SideEffects:
 
     draws: bool = False
     written_buffers: tuple[torch.Tensor, ...] = ()
+    saved_state: tuple[torch.Tensor, ...] = ()
     written_inputs: tuple[int, ...] = ()
     casts: bool = False
     redraws: bool = False
@@ -62,7 +64,8 @@ class SideEffects:
         written = {storage for node in nodes for storage in facts(node).mutates}
         return cls(
             any(facts(node).draws for node in nodes),
-            tuple({id(tensor): tensor for tensor in _written_tensors(stage.module, nodes, written)}.values()),
+            _once(_written_tensors(stage.module, nodes, written)),
+            _once(_written_tensors(stage.module, [node for node in nodes if _is_read(stage.module, node)], written)),
             tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
             any(node.target is enter_autocast for node in nodes),
             any(noted.draws and noted.region and noted.region.keeps_draws for noted in map(facts, nodes)),
@@ -73,11 +76,22 @@ class SideEffects:
         )
 
 
+def _once(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _is_read(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Return whether autograd may save what a node reads of the model: an attribute, or in code of the user's."""
+    return node.op == "get_attr" or any(isinstance(one, OpaqueModule) for one in _called_modules(module, [node]))
+
+
 def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: set[int]) -> Iterator[torch.Tensor]:
     """Yield the tensors of the model that the nodes of a stage may write."""
     for node in nodes:
         if node.op == "call_module" and facts(node).mutates:
-            yield from module.get_submodule(str(node.target)).buffers()
+            called = module.get_submodule(str(node.target))
+            yield from called.buffers()
+            yield from called.written if isinstance(called, OpaqueModule) else ()
         elif node.op == "get_attr" and written & facts(node).storages:
             *parents, name = str(node.target).split(".")
             yield getattr(module.get_submodule(".".join(parents)), name)

@@ -138,6 +138,12 @@ class ValueNodes:
         """Return whether `twin` is the fake tensor of this parameter, buffer or constant."""
         return id(twin) in self._owned and self._owned[id(twin)][1] is tensor
 
+    def owned(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield the name, the tensor and the fake tensor of each parameter and buffer of the model."""
+        for name, tensor in [*self._owned.values()]:
+            if name is not None:
+                yield name, tensor, self.twins.of(tensor)
+
     def with_fakes(self, structure: Any) -> Any:
         """Return the structure with fake tensors in place of real ones, which are constants outside the model's tables."""
         if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(structure)):

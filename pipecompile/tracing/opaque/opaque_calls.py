@@ -15,12 +15,14 @@ from torch import nn
 from pipecompile.batching.containers import argument_leaves
 from pipecompile.errors import TraceError
 from pipecompile.tracing.emit.call_description import NodeCall, graph_path
+from pipecompile.tracing.emit.value_nodes import ValueNodes
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.fake_results import fake_result
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.opaque.result_spec import ResultSpec
+from pipecompile.tracing.opaque.watched_state import WatchedState
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.user_source import caller
 
@@ -87,12 +89,13 @@ class OpaqueCalls:
         key = (piece, number if piece.block else 0)
         module = self._module(key, owner, run)
         module.hold(trial.used)
+        module.written = (*module.written, *trial.trained)
         leaves = argument_leaves(arguments)
         spec = _trained(specs[number], module)
         result, expected = fake_result(spec, leaves, self.opaque.inputs.samples, self.symbol, twin)
         module.expected_results.append(expected)
         written = [leaves[position] for position in trial.written]
-        written += [twin(tensor) for tensor in trial.used if not isinstance(tensor, torch.nn.Parameter)]
+        written += [twin(tensor) for tensor in trial.state]
         written += list(owner.buffers()) if piece.is_module else []
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         held = (*own, *map(twin, trial.used))
@@ -117,9 +120,11 @@ class OpaqueCalls:
             for module, length in lengths.items():
                 del module.expected_results[length:]
 
-    def set_conditions(self) -> None:
-        """Add to the expected results what the recording assumed about their sizes. Call this at the end."""
+    def finish(self, written: frozenset[int], values: ValueNodes) -> None:
+        """Tell the pieces what no node writes, of all but this memory, and what the recording assumed about the sizes of results."""
+        watched = WatchedState.of(self.opaque.model, written, values) if self.modules else WatchedState()
         for module in self.modules.values():
+            module.watched = watched if module.is_users else WatchedState()
             for expected in module.expected_results:
                 sizes, batch = expected.data_sizes, self.symbol.symbol
                 expected.conditions = self.symbol.data_sizes.conditions(sizes, batch)

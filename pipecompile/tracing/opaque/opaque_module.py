@@ -22,6 +22,7 @@ from pipecompile.torch_private.modes import detect_fake_mode
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.unread_parts import UnreadPart, leaves_in
+from pipecompile.tracing.opaque.watched_state import WatchedState
 
 __all__ = ["ExpectedLeaf", "ExpectedResult", "OpaqueModule"]
 
@@ -66,7 +67,7 @@ class OpaqueModule(nn.Module):
 
     If the piece is a submodule, it is a child, so that its tensors are counted and placed. A method, a function or a block has no
     tensors of its own; tensors of the model that its trial runs read are registered here (`hold`). `function` is a function of torch,
-    or one call of a block.
+    or one call of a block. `written` are the parameters that trial runs wrote; buffers may always be written.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class OpaqueModule(nn.Module):
         self.piece, self.symbol, self.function = piece, symbol, function
         self.expected_results: list[ExpectedResult] = []
         self.owner = (owner,)  # in a tuple, so that it is no child
+        self.watched = WatchedState()
+        self.written: tuple[torch.Tensor, ...] = ()
         if piece.is_module:
             self.module = owner
         self.training = owner.training
@@ -94,8 +97,14 @@ class OpaqueModule(nn.Module):
         expected = self.expected_results[call]
         if detect_fake_mode() is not None:
             return self._fake_result(expected, size, args, kwargs)
+        versions = self.watched.versions()
         result = self.run(*args, **kwargs)
         self._check(expected, size, result)
+        if written := self.watched.written_since(versions):
+            what = (
+                f"{self.piece.text or 'the model'}, kept whole, has written {written}, which it did not while recording"
+            )
+            raise TraceError(what, code="PC112")
         return result
 
     @property

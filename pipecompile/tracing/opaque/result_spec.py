@@ -146,6 +146,7 @@ def _merged(calls: Sequence[TrialCall], sizes: Sequence[int | None]) -> TrialCal
     return replace(
         calls[0],
         used=tuple(used.values()),
+        trained=tuple({id(tensor): tensor for call in calls for tensor in call.trained}.values()),
         written=tuple(sorted({position for call in calls for position in call.written})),
         work=[(count * scale, moved * scale, dtype) for count, moved, dtype in heaviest.work],
         saved_bytes=int(heaviest.saved_bytes * scale),

@@ -7,9 +7,8 @@ of random number generators are restored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, cast
 
 import torch
@@ -26,6 +25,7 @@ from pipecompile.torch_private.storages import footprint, version_of
 from pipecompile.tracing.interception.randomness import draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
+from pipecompile.tracing.opaque.named_tensors import named_by
 from pipecompile.tracing.opaque.saved_bytes import SavedBytes, memory_key
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.reachable_code import closure_tensors, reachable
@@ -33,7 +33,7 @@ from pipecompile.tracing.state.random_states import RandomStates, generators_amo
 from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 
-__all__ = ["DataChange", "KernelWork", "TrialCall", "TrialTensor", "run_trial", "vary_input"]
+__all__ = ["KernelWork", "TrialCall", "TrialTensor", "run_trial"]
 
 KernelWork = tuple[float, float, torch.dtype]
 """One kernel: FLOPs, bytes moved, dtype."""
@@ -62,7 +62,9 @@ class TrialCall:
 
     structure, leaves       the result: TrialTensors and plain values
     written                 positions of the argument leaves that the call wrote in place
-    used                    tensors of the model that the call read and that are not the piece's own; those of modules that a block names
+    used                    tensors of the model that the call read or may write, and that are not the piece's own; those of modules
+                            that a block names
+    trained                 parameters of the model that the call wrote in place
     reads_foreign_tensors   it read tensors that an earlier call made and that are not among its arguments
     work, saved_bytes       its kernels, and the bytes that autograd saved for the backward, without the model's tensors
     draws_random            it drew random numbers
@@ -74,12 +76,19 @@ class TrialCall:
     leaves: list[Any]
     written: tuple[int, ...] = ()
     used: tuple[torch.Tensor, ...] = ()
+    trained: tuple[torch.Tensor, ...] = ()
     reads_foreign_tensors: bool = False
     work: list[KernelWork] = field(default_factory=list)
     saved_bytes: int = 0
     draws_random: bool = False
     changes_containers: bool = False
     block: BlockCall | None = None
+
+    @property
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of the model that the call may write: of parameters, those that it wrote."""
+        state = [tensor for tensor in self.used if not isinstance(tensor, nn.Parameter)]
+        return (*state, *self.trained)
 
 
 def run_trial(
@@ -89,74 +98,54 @@ def run_trial(
 
     `reseed`: draw other random numbers than trial runs with another `reseed`.
     """
-    calls: dict[Piece, list[TrialCall]] = {piece: [] for piece in pieces}
+    calls: dict[Piece, list[tuple[TrialCall, list[Any]]]] = {piece: [] for piece in pieces}
     kernels = _KernelMode(model)
-
-    def handle(piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with kernels.observing(piece, (args, kwargs)) as observer:
-            result = observer.result = run(*args, **kwargs)
-        calls[piece].append(observer.trial_call() if not isinstance(run, BlockCall) else observer.block_call(run))
-        return result
-
     with ExitStack() as stack:
-        contexts = (
-            torch.compiler.set_stance("force_eager"),
-            model_restored(model),
-            tensors_restored(model),
-            piece_calls_intercepted(model, calls, handle),
-            function_calls_intercepted(model, calls, handle),
-            kernels,
-        )
-        for context in contexts:
+        for context in _contexts(model, calls, kernels):
             stack.enter_context(context)
         if reseed:
             torch.manual_seed(torch.initial_seed() + reseed)
             RandomStates(kernels.sources).advance(_STRIDE * reseed)
         model(*args, **kwargs)
-    return calls
+    return {piece: [_with_named(piece, model, *one) for one in made] for piece, made in calls.items()}
+
+
+def _contexts(
+    model: nn.Module, calls: dict[Piece, list[tuple[TrialCall, list[Any]]]], kernels: _KernelMode
+) -> tuple[AbstractContextManager[Any], ...]:
+    """Return the contexts of a trial run, in which the calls of pieces are noted with the values that they get."""
+
+    def handle(piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if kernels.observer is not None:
+            return run(*args, **kwargs)  # inside another piece, of whose call this is a part: it is not recorded
+        with kernels.observing(piece, (args, kwargs)) as observer:
+            result = observer.result = run(*args, **kwargs)
+        if isinstance(run, BlockCall):
+            values = flatten_containers((run.values, run.fixed))[0]
+            calls[piece].append((observer.block_call(run), values))
+        else:
+            calls[piece].append((observer.trial_call(), argument_leaves((args, kwargs))))
+        return result
+
+    return (
+        torch.compiler.set_stance("force_eager"),
+        model_restored(model),
+        tensors_restored(model),
+        piece_calls_intercepted(model, calls, handle),
+        function_calls_intercepted(model, calls, handle),
+        kernels,
+    )
+
+
+def _with_named(piece: Piece, model: nn.Module, call: TrialCall, values: Iterable[Any]) -> TrialCall:
+    """Return the notes on a call that also uses what its code may write in other runs."""
+    named = named_by(piece, model, call.block, values)
+    used = {id(tensor): tensor for tensor in (*call.used, *call.trained, *named)}
+    return replace(call, used=tuple(used.values()))
 
 
 _STRIDE = 97
 """Draws between trial runs. After a single one, a loop that draws per layer would drop the same layers, shifted by one."""
-
-
-# -- inputs -----------------------------------------------------------------------------------------------------------
-
-
-class DataChange(Enum):
-    """A kind of difference between the inputs of a trial run and those of the example.
-
-    LIKELY: the samples in reverse order; floats scaled by factors of 0.9 to 1.0; integers, which may be indices, rotated
-    within a sample. WILD: floats scaled by factors of -8 to 8, random bools, integers as in LIKELY. Many models refuse
-    wild data; where one does not, sizes that equalled the batch size by chance differ from it.
-    """
-
-    NONE = 0
-    LIKELY = 1
-    WILD = 2
-
-
-def vary_input(leaf: Any, dim: Any, size: int | None, *, change: DataChange) -> Any:
-    """Return a copy of an input with `size` samples along `dim`; the last sample is repeated if there are too few."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    copy = leaf.detach().clone()
-    if isinstance(dim, int) and size is not None:
-        order = torch.arange(size, device=leaf.device).clamp(max=leaf.shape[dim] - 1)
-        copy = leaf.detach().index_select(dim, order.flip(0) if change is not DataChange.NONE else order)
-    if change is not DataChange.NONE:
-        generator = torch.Generator().manual_seed(size or 0)
-        copy = _changed_values(copy, dim, generator, is_wild=change is DataChange.WILD)
-    return copy.requires_grad_(leaf.requires_grad)
-
-
-def _changed_values(copy: torch.Tensor, dim: Any, generator: torch.Generator, *, is_wild: bool) -> torch.Tensor:
-    if copy.is_floating_point():
-        factor = torch.rand(copy.shape, generator=generator)
-        return copy * (16 * factor - 8 if is_wild else 0.9 + 0.1 * factor).to(copy)
-    if is_wild and copy.dtype == torch.bool:
-        return (torch.rand(copy.shape, generator=generator) < 0.5).to(copy.device)
-    return copy.roll(1, -1) if copy.dim() > 1 and dim != copy.dim() - 1 else copy
 
 
 # -- observation ------------------------------------------------------------------------------------------------------
@@ -216,6 +205,7 @@ class _CallObserver:
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         self.state = {memory_key(t): t for t in (*kernels.model.parameters(), *kernels.model.buffers())}
         self.given, self.arguments = arguments, argument_leaves(arguments)
+        self.weights = [(tensor, version_of(tensor)) for tensor in kernels.model.parameters()]
         self.versions = [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self.arguments]
         self.known = {memory_key(tensor) for tensor in (*own, *_tensors(self.arguments))}
         self.makers = dict(kernels.makers)
@@ -245,8 +235,7 @@ class _CallObserver:
         """Return the notes on the call of a block, which also uses what it may use in other runs. Raise UnsuitableBlock."""
         block.check(self.result)
         call = self.trial_call()
-        named = block.tensors(self.model)
-        used = {id(tensor): tensor for tensor in (*call.used, *named)}
+        used = {id(tensor): tensor for tensor in (*call.used, *block.tensors(self.model))}
         may_write = {position for position, leaf in enumerate(self.arguments) if block.may_write(leaf)}
         written = tuple(sorted({*call.written, *may_write}))
         return replace(call, used=tuple(used.values()), written=written, block=block)
@@ -263,8 +252,9 @@ class _CallObserver:
         returned = [self._trial_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         present = argument_leaves(self.given)
         is_changed = [*map(id, present)] != [*map(id, self.arguments)]
+        trained = tuple(weight for weight, version in self.weights if version_of(weight) != version)
         return TrialCall(
-            structure, returned, tuple(written), tuple(used), self._reads_foreign_tensors(), self.work,
+            structure, returned, tuple(written), tuple(used), trained, self._reads_foreign_tensors(), self.work,
             sum(self.saved.sizes.values()), self.draws_random or bool(self.states.changed()), is_changed,
         )  # fmt: skip
 

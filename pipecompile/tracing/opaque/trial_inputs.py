@@ -1,0 +1,46 @@
+"""Inputs of trial runs: those of the example, with other sizes and other data."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+
+__all__ = ["DataChange", "vary_input"]
+
+
+class DataChange(Enum):
+    """A kind of difference between the inputs of a trial run and those of the example.
+
+    LIKELY: the samples in reverse order; floats scaled by factors of 0.9 to 1.0; integers, which may be indices, rotated
+    within a sample. WILD: floats scaled by factors of -8 to 8, random bools, integers as in LIKELY. Many models refuse
+    wild data; where one does not, sizes that equalled the batch size by chance differ from it.
+    """
+
+    NONE = 0
+    LIKELY = 1
+    WILD = 2
+
+
+def vary_input(leaf: Any, dim: Any, size: int | None, *, change: DataChange) -> Any:
+    """Return a copy of an input with `size` samples along `dim`; the last sample is repeated if there are too few."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    copy = leaf.detach().clone()
+    if isinstance(dim, int) and size is not None:
+        order = torch.arange(size, device=leaf.device).clamp(max=leaf.shape[dim] - 1)
+        copy = leaf.detach().index_select(dim, order.flip(0) if change is not DataChange.NONE else order)
+    if change is not DataChange.NONE:
+        generator = torch.Generator().manual_seed(size or 0)
+        copy = _changed_values(copy, dim, generator, is_wild=change is DataChange.WILD)
+    return copy.requires_grad_(leaf.requires_grad)
+
+
+def _changed_values(copy: torch.Tensor, dim: Any, generator: torch.Generator, *, is_wild: bool) -> torch.Tensor:
+    if copy.is_floating_point():
+        factor = torch.rand(copy.shape, generator=generator)
+        return copy * (16 * factor - 8 if is_wild else 0.9 + 0.1 * factor).to(copy)
+    if is_wild and copy.dtype == torch.bool:
+        return (torch.rand(copy.shape, generator=generator) < 0.5).to(copy.device)
+    return copy.roll(1, -1) if copy.dim() > 1 and dim != copy.dim() - 1 else copy

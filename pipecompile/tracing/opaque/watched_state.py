@@ -1,0 +1,61 @@
+"""The tensors of a model that no node of its graph writes. A piece kept whole that writes one all the same is refused.
+
+A statement may write in a later step what it wrote in no trial run: `self.layers[i].top.mul_(0.9)`, for an i that the data decide.
+The version counters of these tensors are compared around every call of a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import current_thread, main_thread
+
+import torch
+from torch import nn
+
+from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.torch_private.modules import STATE_TABLES
+from pipecompile.torch_private.storages import version_of
+from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
+from pipecompile.tracing.opaque.named_tensors import tensors_within
+
+__all__ = ["WatchedState"]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedState:
+    """The names of the tensors and the tensors."""
+
+    names: tuple[str, ...] = ()
+    tensors: tuple[torch.Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module, written: frozenset[int], values: ValueNodes) -> WatchedState:
+        """Return the tensors of a model that is being recorded, but for those whose fake tensors live in the memory `written`."""
+        plain = ((name, tensor, values.twins.of(tensor)) for name, tensor in _attributes(model))
+        kept = [(n, tensor) for n, tensor, twin in (*values.owned(), *plain) if not storages([twin]) & written]
+        return cls(tuple(name for name, _ in kept), tuple(tensor for _, tensor in kept))
+
+    def versions(self) -> list[int]:
+        """Return how often each tensor was written."""
+        return [*map(version_of, self.tensors)]
+
+    def written_since(self, versions: list[int]) -> str:
+        """Return the name of a tensor that was written since `versions`, or "".
+
+        In a thread of its own a piece may run while a hook of another stage's backward trains weights: those do not count there.
+        """
+        if self.versions() == versions:
+            return ""
+        is_alone = current_thread() is main_thread()
+        changed = zip(self.names, self.tensors, versions, strict=True)
+        return next((n for n, t, v in changed if version_of(t) != v and (is_alone or not t.requires_grad)), "")
+
+
+def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors of attributes that are no parameters and buffers, also in lists, dicts and objects."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in STATE_TABLES:
+                found = (one for one in tensors_within(value) if not isinstance(one, FakeTensor))
+                yield from ((f"{path}.{name}".lstrip("."), one) for one in found)
