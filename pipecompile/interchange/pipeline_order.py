@@ -19,6 +19,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Action, Kind, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.overlap import grouped
+from pipecompile.ir.slices import check_whole
 
 __all__ = ["COMPUTE_OPS", "EMPTY", "OrderCell", "PipelineOrder", "as_order", "order_of_schedule"]
 
@@ -138,8 +139,9 @@ def _cell_of(actions: Sequence[Action]) -> OrderCell:
 
 
 def as_order(order: object) -> PipelineOrder:
-    """Return an order as it is, and a schedule as an order. Raise InputError for anything else."""
+    """Return an order as it is, and a schedule as an order. Raise InputError for anything else, ScheduleError for a schedule of slices."""
     if isinstance(order, Schedule):
+        check_whole(order, "cells of other frameworks are of whole micro-batches")
         return order_of_schedule(order)
     if isinstance(order, PipelineOrder):
         return order
