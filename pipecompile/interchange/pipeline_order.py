@@ -127,7 +127,10 @@ class PipelineOrder:
 def order_of_schedule(
     schedule: Schedule, name: str = "", source: str = "pipecompile", weights: tuple[float, ...] = ()
 ) -> PipelineOrder:
-    """Return the order of a schedule's computations. `weights[s]` is the relative time of a forward of stage s."""
+    """Return the order of a schedule's computations. `weights[s]` is the relative time of a forward of stage s. Raise ScheduleError for
+    a schedule of slices.
+    """
+    check_whole(schedule, "cells of other frameworks are of whole micro-batches")
     rows = (tuple(map(_cell_of, grouped(row, schedule.overlaps))) for row in schedule.rows)
     return PipelineOrder(tuple(rows), name or schedule.name, source, weights)
 
@@ -141,7 +144,6 @@ def _cell_of(actions: Sequence[Action]) -> OrderCell:
 def as_order(order: object) -> PipelineOrder:
     """Return an order as it is, and a schedule as an order. Raise InputError for anything else, ScheduleError for a schedule of slices."""
     if isinstance(order, Schedule):
-        check_whole(order, "cells of other frameworks are of whole micro-batches")
         return order_of_schedule(order)
     if isinstance(order, PipelineOrder):
         return order

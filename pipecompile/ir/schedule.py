@@ -75,7 +75,7 @@ class Schedule:
 
     def to_csv(self) -> str:
         """Return one row per device, one cell per action: the compute-only form of torch.distributed.pipelining. The row of a
-        device without actions is a comma.
+        device without actions is a comma. That form has no slices, and torch would read `0F0.1` as `0F0`.
         """
         return "".join((",".join(written_cells(row, self.overlaps)) or ",") + "\n" for row in self.rows)
 

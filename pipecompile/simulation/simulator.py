@@ -76,7 +76,8 @@ def simulate(
 
     Of a schedule of slices the costs are those of whole micro-batches. `slice_seconds` has per slice its share in the seconds of F, R, B, I
     and W, and `slice_bytes` its share in all bytes, in `transfer` and in `offload`. Shares sum to 1, and are equal by default. Each message
-    of a slice has the whole `latency`, and each action the whole `launch`. `peak_in_flight` counts slices.
+    of a slice has the whole `latency`, and each action the whole `launch`. `peak_in_flight` counts slices. What a slice saves, and what a
+    recomputed one keeps, includes its keys and values.
 
     The timeline of a schedule of `auto_schedule` under the same costs has the `bound` and the `gap` that the search proved.
 
