@@ -29,7 +29,7 @@ micro-batches of which a device holds what their forwards saved, and *slow links
 the costs of your model, look at the report (`pipe.report()`), or let `auto_schedule` search.
 
 A search for the fastest schedule, as `schedule="auto"`, compares those above `sequential`. Of the others, most are no faster in as
-much memory, and some recompute or offload, which `checkpoint` and `offload` do for any schedule. `auto_schedule` compares all that recompute, offload
+much memory, and some recompute or offload, which `checkpoint` and `offload` do for any schedule. `auto_schedule` compares all of whole micro-batches that recompute, offload
 and overlap nothing, and without `placement=` it tries the placements that they have: a loop, and to and fro. Its lower bound is for the placements that it tries.
 
 Two actions overlap where a cell of the row is `(0F2;3B0)OVERLAP_F_B`, as torch writes it: a forward and a backward at the same time, each hiding the

@@ -124,7 +124,7 @@ class PeriodicSchedule:
         rows = ((*before, *each.actions, *row) for (before, each, _), row in zip(parts, after, strict=True))
         unrolled = Schedule.from_rows(rows)
         check_whole(
-            unrolled, "a periodic schedule has whole micro-batches", "Schedule.from_csv, which unrolls the rows"
+            unrolled, "a periodic schedule has whole micro-batches", hint="Schedule.from_csv, which unrolls the rows"
         )
         placement = unrolled.placement
         before, period = tuple(row for row, _, _ in parts), tuple(each.actions for _, each, _ in parts)

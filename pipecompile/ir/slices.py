@@ -35,6 +35,10 @@ class _Sliced(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def n_stages(self) -> int: ...
+    @property
+    def n_devices(self) -> int: ...
+    @property
     def n_microbatches(self) -> int: ...
     @property
     def n_slices(self) -> int: ...
@@ -86,11 +90,14 @@ def first_slice(rows: Iterable[Iterable[Action]]) -> Action | None:
     return next((action for row in rows for action in row if action.slice != NO_SLICE), None)
 
 
-def check_whole(schedule: _Sliced, what: str, hint: str = 'a schedule of whole micro-batches, such as "1f1b"') -> None:
-    """Raise ScheduleError for a schedule of slices, which `what` does not support."""
+def check_whole(schedule: _Sliced, what: str, *, why: str = NOT_RUN, hint: str = "") -> None:
+    """Raise ScheduleError for a schedule of slices, which `what` does not support. The default hint builds one of whole micro-batches."""
     if schedule.n_slices != 1:
+        name, stages, devices = shown(schedule.name), schedule.n_stages, schedule.n_devices
+        whole = f'"1f1b", {stages}' if stages == devices else f'"interleaved", {stages}'
+        count = f"{schedule.n_microbatches}" + f", n_devices={devices}" * (stages != devices)
         raise ScheduleError(
-            f"schedule {shown(schedule.name)} has {counted(schedule.n_slices, 'slice')} per micro-batch, and {what}",
-            why=NOT_RUN,
-            hint=hint,
+            f"schedule {name} has {counted(schedule.n_slices, 'slice')} per micro-batch, and {what}",
+            why=why,
+            hint=hint or f"pc.build_schedule({whole}, {count})",
         )

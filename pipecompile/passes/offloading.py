@@ -28,7 +28,8 @@ __all__ = ["insert_offload", "offload_to_fit"]
 
 _MORE = "more stages, smaller micro-batches, or checkpoint='always'"
 
-_OF_SLICES = "a slice cannot move to the host while later slices read its keys and values"
+_OF_SLICES = "offloading moves whole micro-batches"
+_WHY_WHOLE = "later slices read the keys and values of a slice, which would move to the host with it"
 
 Cell = tuple[int, int]
 """(stage, micro-batch)."""
@@ -42,7 +43,7 @@ def insert_offload(schedule: Schedule, stages: Collection[int] | None = None) ->
     stage that is not there or for a schedule of slices, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, None)
-    check_whole(schedule, _OF_SLICES)
+    check_whole(schedule, _OF_SLICES, why=_WHY_WHOLE)
     wanted = frozenset(range(schedule.n_stages)) if stages is None else checked_stages(stages, schedule.n_stages)
     return _inserted(schedule, {cell for cell in _movable(schedule) if cell[0] in wanted}, [1] * schedule.n_devices)
 
@@ -61,7 +62,7 @@ def offload_to_fit(
     is no number, ScheduleError for a schedule of slices, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, routes)
-    check_whole(schedule, _OF_SLICES)
+    check_whole(schedule, _OF_SLICES, why=_WHY_WHOLE)
     limit = amounts("memory_limit", memory_limit, schedule.n_devices, "device")
     if costs.get("saved_bytes") is None:
         raise InputError(

@@ -45,7 +45,7 @@ def built_schedule(
             raise
         hint = f"devices= with {fitting} {'entry' if fitting == 1 else 'entries'}, one per pipeline device; repeats are allowed"
         raise ScheduleError(error.what, why=error.why, hint=hint) from error.__cause__
-    check_whole(built, "compile runs whole micro-batches", 'schedule="1f1b"')
+    check_whole(built, "compile runs whole micro-batches", hint='schedule="1f1b"')
     return built
 
 
@@ -66,7 +66,7 @@ def _schedule(name: str, value: Any) -> str | Schedule | Builder:
             hint=f"{name}={near(value, running)!r}, or the path of a .csv or .txt file",
         )  # fmt: skip
     if isinstance(value, Schedule):
-        check_whole(value, "compile runs whole micro-batches", f'{name}="1f1b"')
+        check_whole(value, "compile runs whole micro-batches", hint=f'{name}="1f1b"')
     if not isinstance(value, (str, Schedule)) and not callable(value):
         expected = "the name of a schedule, a Schedule, a Program, its file, nor a function that builds one"
         raise refusal(name, value, expected, hint=f'{name}="1f1b"', kind=ScheduleError)

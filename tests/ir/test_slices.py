@@ -131,6 +131,17 @@ def test_what_has_no_slices_refuses_them(name: str) -> None:
     assert caught.value.why
 
 
+def test_the_hint_can_be_pasted() -> None:
+    for schedule in (SLICED, pc.build_schedule("terapipe", 6, 3, n_devices=3)):
+        with pytest.raises(ScheduleError) as caught:
+            lower(schedule)
+        whole = eval(caught.value.hint, {"pc": pc})
+        assert (whole.n_stages, whole.n_devices, whole.n_microbatches) == (
+            schedule.n_stages, schedule.n_devices, schedule.n_microbatches,
+        )  # fmt: skip
+        lower(whole)
+
+
 def test_compile_refuses_a_file_and_keeps_what_it_has(tmp_path: Path) -> None:
     SLICED.save(tmp_path / "mine.csv")
     with pytest.raises(ScheduleError, match="schedule 'mine' has 2 slices per micro-batch, and compile runs whole"):
