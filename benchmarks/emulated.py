@@ -230,7 +230,11 @@ def main() -> None:
         "--timings", type=int, default=20, help="of each schedule in each mode of checkpointing; 0 for none"
     )
     parser.add_argument("--models", nargs="+", default=["resnet18", "unet", "net", "tiny", "drops", "gpt2"])
-    parser.add_argument("--schedules", nargs="+", default=[name for name in (*CATALOGUE, "auto") if name != "forward"])
+    parser.add_argument(
+        "--schedules",
+        nargs="+",
+        default=[*(name for name, entry in CATALOGUE.items() if entry.runs and name != "forward"), "auto"],
+    )
     parser.add_argument("--no-damage", action="store_true", help="leave out the damages")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()

@@ -1,9 +1,10 @@
 """Random damages to schedules and programs: what the verifier says, and what a brute-force run says.
 
-    python benchmarks/mutations.py [--programs 14000] [--schedules 6000] [--markdown benchmarks/results/mutations.md]
+    python benchmarks/mutations.py [--programs 14000] [--schedules 6000] [--slices 4500] [--markdown benchmarks/results/mutations.md]
 
 Legal schedules of all kinds, with skips, tied parameters, split backwards and recomputation, are damaged in one place. The
-run (tests/support/program_executor.py) steps all devices with labels in place of tensors, under each model of communication.
+run (tests/support/program_executor.py) steps all devices with labels in place of tensors, under each model of communication. Schedules
+of slices have a run of their own (tests/support/sliced_schedules.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from damages import (  # noqa: E402 found beside the tests
     works,
 )
 from program_executor import MODELS  # noqa: E402
+from sliced_schedules import SLICE_DAMAGES, damaged_slices, random_sliced, sliced_works  # noqa: E402
 
 Count = Counter[str]
 
@@ -51,13 +53,18 @@ def of_schedule(rng: Random, how: str) -> Count:
     return _count(schedule_works(damage), is_legal(damage))
 
 
+def of_slices(rng: Random, how: str) -> Count:
+    damage = damaged_slices(rng, random_sliced(rng), how)
+    return _count(sliced_works(damage), is_legal(damage))
+
+
 def _count(right: bool, legal: bool) -> Count:
     return Counter({"damages": 1, "wrong": not right, "flagged": not legal, "disagreements": right != legal})
 
 
-def page(programs: dict[str, Count], schedules: dict[str, Count]) -> str:
-    """Both tables as markdown."""
-    every = sum([*programs.values(), *schedules.values()], Counter())
+def page(programs: dict[str, Count], schedules: dict[str, Count], slices: dict[str, Count]) -> str:
+    """All tables as markdown."""
+    every = sum([*programs.values(), *schedules.values(), *slices.values()], Counter())
     lines = [
         "# The verifier and a brute-force run on random damages",
         "",
@@ -72,6 +79,10 @@ def page(programs: dict[str, Count], schedules: dict[str, Count]) -> str:
         "| damage of a schedule | number | wrong | flagged | disagreements |",
         "|---|---|---|---|---|",
         *(_line(how, count, last=False) for how, count in schedules.items()),
+        "",
+        "| damage of a schedule of slices | number | wrong | flagged | disagreements |",
+        "|---|---|---|---|---|",
+        *(_line(how, count, last=False) for how, count in slices.items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -85,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=14_000)
     parser.add_argument("--schedules", type=int, default=6_000)
+    parser.add_argument("--slices", type=int, default=4_500)
     parser.add_argument("--markdown", type=Path, help="write the tables here")
     arguments = parser.parse_args()
     ways = [*(way.__name__ for way in DAMAGES), "exchanged"]
@@ -96,7 +108,11 @@ def main() -> None:
     for number in range(arguments.schedules):
         how = SCHEDULE_DAMAGES[number % len(SCHEDULE_DAMAGES)]
         schedules[how].update(of_schedule(Random(f"schedule {number}"), how))
-    text = page(programs, schedules)
+    slices = {how: Counter[str]() for how in SLICE_DAMAGES}
+    for number in range(arguments.slices):
+        how = SLICE_DAMAGES[number % len(SLICE_DAMAGES)]
+        slices[how].update(of_slices(Random(f"slices {number}"), how))
+    text = page(programs, schedules, slices)
     print(text)
     if arguments.markdown:
         arguments.markdown.write_text(text)

@@ -21,7 +21,7 @@ DEVICES, MICROBATCHES, SLOW = 4, 8, 0.5
 HEAD = f"""# Schedules
 
 A gallery. `F` is a forward, `B` a backward; `I` and `W` are its two halves, the gradients of the inputs and of the weights.
-P is the number of devices, M that of micro-batches, v that of stages on a device; tF, tI and tW are the times of one
+P is the number of devices, M that of micro-batches, v that of stages on a device, k that of slices per micro-batch; tF, tI and tW are the times of one
 micro-batch on all stages of a device, tB = tI + tW, T = tF + tB.
 
 All in one table, simulated for P = {DEVICES} and M = {MICROBATCHES} with T = 3 in three equal parts. *Bubble* is the idle part of the step, *peak* the most
@@ -29,13 +29,37 @@ micro-batches of which a device holds what their forwards saved, and *slow links
 the costs of your model, look at the report (`pipe.report()`), or let `auto_schedule` search.
 
 A search for the fastest schedule, as `schedule="auto"`, compares those above `sequential`. Of the others, most are no faster in as
-much memory, and some recompute or offload, which `checkpoint` and `offload` do for any schedule. `auto_schedule` compares all that recompute, offload
+much memory, and some recompute or offload, which `checkpoint` and `offload` do for any schedule. `auto_schedule` compares all of whole micro-batches that recompute, offload
 and overlap nothing, and without `placement=` it tries the placements that they have: a loop, and to and fro. Its lower bound is for the placements that it tries.
 
 Two actions overlap where a cell of the row is `(0F2;3B0)OVERLAP_F_B`, as torch writes it: a forward and a backward at the same time, each hiding the
 communication within the stages of the other, such as the all-to-all of experts. `pc.insert_overlap(schedule)` pairs all neighbours that can overlap.
 `simulate(forward_communication=, backward_communication=)` says what of a forward and of a backward is communication: a pair takes the time of
 the busier of the two resources, or `overlap=` seconds. In one process and on ranks the two run one after the other, with the same gradients.
+
+Of `seq1f1b`, `seq1f1b-interleaved` and `terapipe` a cell is on a slice of a micro-batch along its sequence: `2F0.1` is the forward of stage 2 on slice 1 of
+micro-batch 0. The model has to be causal: a forward reads the keys and values of the slices before it, so on every stage forwards of slices go in order, and backwards
+against it. `pc.build_schedule("seq1f1b", 4, 8, n_slices=4)` says how many slices there are (k, here 4). `verify` checks the needs between slices, and `simulate(slice_seconds=, slice_bytes=)` takes
+what share of a micro-batch's seconds and bytes each slice has, by default equal ones. Slices are not run yet: `compile` and `lower` refuse them.
+
+```python
+import pipecompile as pc
+
+for n_slices in (1, 2, 4):
+    schedule = pc.build_schedule("seq1f1b", 4, 8, n_slices=n_slices)
+    timeline = pc.simulate(schedule, saved_bytes=1.0)
+    print(n_slices, timeline.makespan, max(timeline.peak_memory))
+
+longer = pc.simulate(schedule, slice_seconds=[0.19, 0.23, 0.27, 0.31])  # later slices attend to more keys
+print(f"{{longer.makespan:.2f}}")
+```
+
+```text printed
+1 33.0 4.0
+2 28.5 2.5
+4 26.25 1.75
+31.83
+```
 
 Schedules of many micro-batches repeat themselves. `pc.build_periodic("1f1b", 512, 4096)` has prologue, period and epilogue of each device, and its text, JSON and
 simulation do not grow with the micro-batches: a row is `0F0,(0F1;0B0)x7+1,0B7`, seven times with micro-batches one later each time, which `Schedule.from_csv` reads
@@ -81,7 +105,7 @@ def _table() -> Iterator[str]:
 
 
 def _shown(name: str) -> Schedule:
-    chunks = CATALOGUE[name].chunks or (1 if name in ("gpipe", "sequential", "forward") else 2)
+    chunks = CATALOGUE[name].chunks or (1 if name in ("gpipe", "sequential", "terapipe", "forward") else 2)
     return build_schedule(name, chunks * DEVICES, MICROBATCHES, n_devices=DEVICES)
 
 

@@ -28,20 +28,18 @@ from pipecompile.parameters.meta_init import sources_of
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.passes.offloading import insert_offload
 from pipecompile.passes.sharding import insert_sharding
-from pipecompile.schedules import Builder, build_schedule
 from pipecompile.settings.batch_settings import BatchSettings
 from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints, stage_count
 from pipecompile.settings.machine_settings import (
     MachineSettings,
     check_graphs,
-    default_device_count,
     optimizer_copies,
     resolve_devices,
     resolve_partitions,
 )
 from pipecompile.settings.offload_choice import check_offload
 from pipecompile.settings.reshard_choice import check_reshard
-from pipecompile.settings.run_settings import RunSettings, load_schedule
+from pipecompile.settings.run_settings import RunSettings, built_schedule, load_schedule
 from pipecompile.verifiers import verify
 
 __all__ = ["Options", "load_schedule"]
@@ -274,7 +272,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
 
     def _without_recompute(self, n_microbatches: int, custom: bool, routes: Sequence[Route] | None) -> Schedule:
         if not isinstance(self.schedule, Schedule):
-            return self._built("interleaved" if self.schedule == "auto" else self.schedule, n_microbatches, routes)
+            name = "interleaved" if self.schedule == "auto" else self.schedule
+            return built_schedule(name, self.n_stages, n_microbatches, len(self.devices), routes)
         counts = self.schedule.n_stages, self.schedule.n_devices
         if counts != (self.n_stages, len(self.devices)):
             raise ScheduleError(
@@ -287,14 +286,3 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
                 hint='the name of a schedule, such as schedule="1f1b", which is built for any number',
             )
         return self.schedule.plain if isinstance(self.schedule, WrittenProgram) else self.schedule
-
-    def _built(self, name: str | Builder, n_microbatches: int, routes: Sequence[Route] | None) -> Schedule:
-        """Return what the catalogue or a builder makes. Raise ScheduleError, with the number of devices that would fit."""
-        try:
-            return build_schedule(name, self.n_stages, n_microbatches, n_devices=len(self.devices), routes=routes)
-        except ScheduleError as error:
-            fitting = default_device_count(name, self.n_stages)
-            if len(self.devices) == fitting:
-                raise
-            hint = f"devices= with {fitting} {'entry' if fitting == 1 else 'entries'}, one per pipeline device; repeats are allowed"
-            raise ScheduleError(error.what, why=error.why, hint=hint) from error.__cause__

@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 
 from pipecompile.ir import Schedule
+from pipecompile.ir.slices import count_text
 from pipecompile.ir.timeline import Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.candidate_table import considered_table
@@ -85,20 +86,28 @@ def schedule_report(schedule: Schedule, timeline: Timeline, out: Path | None) ->
     if out is not None:
         from pipecompile.planning.alternatives import unit_what_if
 
-        page = report_html(schedule, timeline, what_if=unit_what_if(schedule), seconds=False)
+        alternatives = unit_what_if(schedule) if schedule.n_slices == 1 else None
+        page = report_html(schedule, timeline, what_if=alternatives, seconds=False)
         paths = dump(out, schedule=schedule, predicted=timeline, report=page, seconds=False)
     files = [str(path) for path in paths]
     data = _figures(timeline) | {
         "schedule": schedule.name, "n_stages": schedule.n_stages, "n_microbatches": schedule.n_microbatches,
+        **({} if schedule.n_slices == 1 else {"n_slices": schedule.n_slices}),
         "placement": list(schedule.placement), "csv": schedule.to_csv(), "files": files,
     }  # fmt: skip
-    peaks = " ".join(f"{peak:g}" for peak in timeline.peak_in_flight)
-    summary = (
-        f"{_counts(schedule)}: makespan {timeline.makespan:g}, bubble {timeline.bubble:.1%}, span {timeline.span:g}"
-        f" (F = 1, B = 2)\n{_certificate(schedule)}most micro-batches in flight per device: {peaks}"
-    )
+    grid = timeline_grid(timeline, tick=1 / schedule.n_slices).rstrip()
     return CommandReport(
-        data, (summary, timeline_grid(timeline).rstrip(), schedule.to_csv().rstrip(), *_written_files(files))
+        data, (_unit_summary(schedule, timeline), grid, schedule.to_csv().rstrip(), *_written_files(files))
+    )
+
+
+def _unit_summary(schedule: Schedule, timeline: Timeline) -> str:
+    """Return two lines, with what the search proved one more, on a schedule in unit time."""
+    peaks = " ".join(f"{peak:g}" for peak in timeline.peak_in_flight)
+    noun = "micro-batches" if schedule.n_slices == 1 else "slices"
+    return (
+        f"{_counts(schedule)}: makespan {timeline.makespan:g}, bubble {timeline.bubble:.1%}, span {timeline.span:g}"
+        f" (F = 1, B = 2)\n{_certificate(schedule)}most {noun} in flight per device: {peaks}"
     )
 
 
@@ -172,7 +181,7 @@ def _device_table(timeline: Timeline, devices: Sequence[str]) -> Table:
 
 def _counts(schedule: Schedule) -> str:
     devices = f"{schedule.n_devices} device{'s' * (schedule.n_devices != 1)}"
-    return f"{schedule.name}, {schedule.n_stages} stages on {devices}, {schedule.n_microbatches} micro-batches"
+    return f"{schedule.name}, {schedule.n_stages} stages on {devices}, {count_text(schedule)}"
 
 
 def _files(pipe: Pipeline, out: Path | None) -> list[str]:

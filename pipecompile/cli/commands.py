@@ -18,9 +18,10 @@ from pipecompile.cli.command_report import (
     schedule_report,
     simulate_report,
 )
-from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoint_of, schedule_of, with_classes
+from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoint_of, with_classes
 from pipecompile.cli.exit_codes import conclude, faults_of_file
 from pipecompile.cli.load_model import ModelSource
+from pipecompile.cli.plain_schedule import plain_schedule
 from pipecompile.cli.shared_options import spread
 from pipecompile.cli.show_file import show_report
 from pipecompile.errors import InputError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
     from pipecompile.graph.explanation import Explanation
-    from pipecompile.ir import Schedule
     from pipecompile.pipeline import Pipeline
 
 __all__ = ["app", "main"]
@@ -139,6 +139,9 @@ def schedule(
     devices: Annotated[
         int | None, typer.Option(help="number of devices; default: one per stage, or one per two stages in a V")
     ] = None,
+    slices: Annotated[
+        int | None, typer.Option(help="slices along the sequence of each micro-batch, for seq1f1b, ...; default: 4")
+    ] = None,
     checkpoint: Checkpoint = "never",
     out: Out = None,
     as_json: Json = False,
@@ -149,7 +152,7 @@ def schedule(
         import pipecompile
 
         with faults_of_file(name):
-            built = _schedule(name, stages, microbatches, devices, checkpoint_of(checkpoint))
+            built = plain_schedule(name, stages, microbatches, devices, slices, checkpoint_of(checkpoint))
             return schedule_report(built, pipecompile.simulate(built), out)
 
     conclude(as_json, work)
@@ -272,26 +275,3 @@ def _run(source: ModelSource, options: CompileOptions, steps: int, compare: bool
     with switched(options.progress), task(f"training {steps} steps"):
         trial = train(compiled.pipe, compiled.model, compiled.twin, compiled.args, steps, source.seed, optimizer)
     return run_report(compiled.pipe, trial, out)
-
-
-def _schedule(
-    name: str, stages: int, microbatches: int, devices: int | None, checkpoint: str | tuple[bool, ...]
-) -> Schedule:
-    """Return a schedule that needs no model. Raise InputError for `--checkpoint auto`, which needs memory sizes in bytes."""
-    import pipecompile
-    from pipecompile.ir.written_program import WrittenProgram
-    from pipecompile.passes.checkpointing import insert_recompute
-
-    if checkpoint == "auto":
-        raise InputError(
-            "--checkpoint auto needs a model",
-            why="the memory of its stages decides",
-            hint="pipecompile simulate MODEL --checkpoint auto",
-        )
-    built = schedule_of(name)
-    built = built.plain if isinstance(built, WrittenProgram) else built  # without a model, the order of its actions
-    if built == "auto":
-        built = pipecompile.auto_schedule(stages, microbatches, n_devices=devices)
-    elif isinstance(built, str):
-        built = pipecompile.build_schedule(built, stages, microbatches, n_devices=devices)
-    return insert_recompute(built, checkpoint)

@@ -19,6 +19,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Action, Kind, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.overlap import grouped
+from pipecompile.ir.slices import check_whole
 
 __all__ = ["COMPUTE_OPS", "EMPTY", "OrderCell", "PipelineOrder", "as_order", "order_of_schedule"]
 
@@ -126,7 +127,10 @@ class PipelineOrder:
 def order_of_schedule(
     schedule: Schedule, name: str = "", source: str = "pipecompile", weights: tuple[float, ...] = ()
 ) -> PipelineOrder:
-    """Return the order of a schedule's computations. `weights[s]` is the relative time of a forward of stage s."""
+    """Return the order of a schedule's computations. `weights[s]` is the relative time of a forward of stage s. Raise ScheduleError for
+    a schedule of slices.
+    """
+    check_whole(schedule, "cells of other frameworks are of whole micro-batches")
     rows = (tuple(map(_cell_of, grouped(row, schedule.overlaps))) for row in schedule.rows)
     return PipelineOrder(tuple(rows), name or schedule.name, source, weights)
 
@@ -138,7 +142,7 @@ def _cell_of(actions: Sequence[Action]) -> OrderCell:
 
 
 def as_order(order: object) -> PipelineOrder:
-    """Return an order as it is, and a schedule as an order. Raise InputError for anything else."""
+    """Return an order as it is, and a schedule as an order. Raise InputError for anything else, ScheduleError for a schedule of slices."""
     if isinstance(order, Schedule):
         return order_of_schedule(order)
     if isinstance(order, PipelineOrder):

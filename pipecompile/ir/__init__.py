@@ -10,7 +10,7 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
 
     schedule := row per device                       row     := cell ("," cell)*
     cell     := action | "(" action ";" action ")OVERLAP_F_B"               F with B or I, at the same time
-    action   := STAGE KIND MICROBATCH                KIND    := "F" | "R" | "B" | "I" | "W" | "OFFLOAD" | "RELOAD"     2F0
+    action   := STAGE KIND MICROBATCH ["." SLICE]    KIND    := "F" | "R" | "B" | "I" | "W" | "OFFLOAD" | "RELOAD"     2F0
               | STAGE SHARDING                       SHARDING := "UNSHARD" | "RESHARD" | "REDUCE_GRAD"             2UNSHARD
 
     program  := header route* tie* (device instruction*)*     one per line
@@ -29,7 +29,7 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
 
 from __future__ import annotations
 
-from pipecompile.ir.action import BACKWARDS, NO_MICROBATCH, SHARDING, UNTRAINED, Action, Kind
+from pipecompile.ir.action import BACKWARDS, NO_MICROBATCH, NO_SLICE, SHARDING, UNTRAINED, Action, Kind
 from pipecompile.ir.program import (
     Instruction,
     Op,
@@ -52,6 +52,7 @@ __all__ = [
     "HOST",
     "LOSS",
     "NO_MICROBATCH",
+    "NO_SLICE",
     "SHARDING",
     "TARGET",
     "UNTRAINED",

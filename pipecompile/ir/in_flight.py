@@ -1,6 +1,6 @@
 """The peak number of micro-batches in flight per device.
 
-A micro-batch is in flight on a stage from its F until the action that releases what F saved.
+A micro-batch is in flight on a stage from its F until the action that releases what F saved. Of a schedule of slices, slices count.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from pipecompile.ir.input_checks import json_text, whole
 from pipecompile.ir.schedule import Schedule
 from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.slices import check_whole, first_slice
 
 __all__ = ["MOST_REPETITIONS", "PeriodicSchedule", "check_unrolled", "shifted"]
 
@@ -121,7 +122,11 @@ class PeriodicSchedule:
         after = tuple(shifted(row, -step * count) for _, _, row in parts)
         _check_epilogue(after, step * count)
         rows = ((*before, *each.actions, *row) for (before, each, _), row in zip(parts, after, strict=True))
-        placement = Schedule.from_rows(rows).placement
+        unrolled = Schedule.from_rows(rows)
+        check_whole(
+            unrolled, "a periodic schedule has whole micro-batches", hint="Schedule.from_csv, which unrolls the rows"
+        )
+        placement = unrolled.placement
         before, period = tuple(row for row, _, _ in parts), tuple(each.actions for _, each, _ in parts)
         return cls(len(placement), placement, before, period, after, count, step, name)
 
@@ -143,6 +148,8 @@ class PeriodicSchedule:
             repetitions, step, name = int(data["repetitions"]), int(data["step"]), str(data["name"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ScheduleError("the text is no periodic schedule", why=f"{type(error).__name__}: {error}") from None
+        if (sliced := first_slice((*prologue, *period, *epilogue))) is not None:
+            raise ScheduleError(f"{sliced} is on a slice", why="a periodic schedule has whole micro-batches")
         return cls(n_stages, placement, prologue, period, epilogue, repetitions, step, name)
 
 

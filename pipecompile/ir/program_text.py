@@ -18,9 +18,10 @@ One item per line, in this order. Indentation and empty lines have no meaning. T
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import HOST, Action, Instruction, Op, Operand, Program, Route, Tie, Value
+from pipecompile.ir import HOST, NO_SLICE, Action, Instruction, Op, Operand, Program, Route, Tie, Value
 from pipecompile.ir.input_checks import checked_count, without_mark
 
 __all__ = ["line_numbers", "parse_instruction", "parse_program", "parse_route", "parse_tie"]
@@ -115,7 +116,14 @@ def parse_instruction(line: str) -> Instruction:
     overlaps = line.startswith("OVERLAP ")
     match = _match(_COMPUTE, line.removeprefix("OVERLAP ").lstrip(), "1F0 v0#0 -> v1#0 @1#0")
     reads, writes = (tuple(map(_operand, side.split())) for side in match.group(2, 3))
-    return Instruction(Op.COMPUTE, reads, writes, Action.parse(match[1]), overlaps=overlaps)
+    action = Action.parse(match[1])
+    if action.slice != NO_SLICE:
+        raise ScheduleError(
+            f"{action} is on a slice",
+            why="a program has whole micro-batches",
+            hint=str(replace(action, slice=NO_SLICE)),
+        )
+    return Instruction(Op.COMPUTE, reads, writes, action, overlaps=overlaps)
 
 
 def _operand(text: str) -> Operand:

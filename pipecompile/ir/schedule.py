@@ -3,6 +3,7 @@
     0F0,0F1,0B0,0B1         device 0
     1F0,1B0,1F1,1B1         device 1       text form: CSV, also that of torch.distributed.pipelining
     (1F2;0B1)OVERLAP_F_B                   a forward and a backward that run at the same time (`overlap.py`)
+    0F0.0,0F0.1,0B0.1,0B0.0                slices of a micro-batch along its sequence (`slices.py`)
 
 The verifier is `verifiers/schedule.py`; the builders are in `schedules`.
 """
@@ -19,6 +20,7 @@ from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.input_checks import checked_count, file_path
 from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.slices import checked_slices
 from pipecompile.ir.text_file import save_text
 from pipecompile.ir.views import html_of
 
@@ -32,6 +34,9 @@ class Schedule:
     `certificate` has the lower bound that the search of `auto_schedule` proved; None for other schedules. It holds for these rows
     only. `name` and `certificate` do not count for equality. `overlaps` has the neighbours of a row that run at the same time: a
     forward with a backward.
+
+    `n_microbatches` counts whole micro-batches. If each is divided along its sequence into `n_slices`, there is an action per stage,
+    kind, micro-batch and slice, and `n_units` counts the slices of all micro-batches.
     """
 
     n_stages: int
@@ -41,10 +46,16 @@ class Schedule:
     name: str = field(default="custom", compare=False)
     certificate: Certificate | None = field(default=None, compare=False)
     overlaps: frozenset[Pair] = field(default=frozenset(), repr=False)
+    n_slices: int = field(default=1, repr=False)
 
     @property
     def n_devices(self) -> int:
         return len(self.rows)
+
+    @property
+    def n_units(self) -> int:
+        """Return the number of forwards of a stage: of micro-batches, or of the slices of all micro-batches."""
+        return self.n_microbatches * self.n_slices
 
     @property
     def is_split(self) -> bool:
@@ -58,12 +69,13 @@ class Schedule:
 
     def __repr__(self) -> str:
         counts = f"n_stages={self.n_stages}, n_microbatches={self.n_microbatches}, n_devices={self.n_devices}"
+        slices = "" if self.n_slices == 1 else f", n_slices={self.n_slices}"
         gap = "" if self.gap is None else f", gap={self.gap:.1%}"
-        return f"Schedule({self.name!r}, {counts}{gap})"
+        return f"Schedule({self.name!r}, {counts}{slices}{gap})"
 
     def to_csv(self) -> str:
         """Return one row per device, one cell per action: the compute-only form of torch.distributed.pipelining. The row of a
-        device without actions is a comma.
+        device without actions is a comma. That form has no slices, and torch would read `0F0.1` as `0F0`.
         """
         return "".join((",".join(written_cells(row, self.overlaps)) or ",") + "\n" for row in self.rows)
 
@@ -98,8 +110,8 @@ class Schedule:
         """Return the schedule with these rows of actions or of their texts: `from_rows([["0F0", "0B0"], ["1F0",
         "1B0"]])`. A text `(0F1;1B0)OVERLAP_F_B`, or a pair of actions, is a forward and a backward at the same time.
 
-        Placement, number of stages and number of micro-batches follow from the rows. Raise ScheduleError if a stage is
-        on two devices, or on none, or if there are fewer actions than micro-batches.
+        Placement and numbers of stages, micro-batches and slices follow from the rows. Raise ScheduleError if a stage is
+        on two devices, or on none, if there are fewer actions than micro-batches, or if some actions have a slice and others have none.
         """
         cells = _cells(rows)
         actions = tuple(tuple(action for parts in row for action in parts) for row in cells)
@@ -109,7 +121,8 @@ class Schedule:
         placement = _placement(actions)
         most = max(action.microbatch for row in actions for action in row) + 1
         n_microbatches = checked_count(most, sum(map(len, actions)), "micro-batches")
-        return cls(len(placement), n_microbatches, placement, actions, name, overlaps=overlaps)
+        n_slices = checked_slices(actions, n_microbatches)
+        return cls(len(placement), n_microbatches, placement, actions, name, overlaps=overlaps, n_slices=n_slices)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> Schedule:

@@ -5,6 +5,7 @@
     0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0     torch, with communication: messages and waits are skipped; the rest keeps its order
     (0F1;0B0)x7+1                           7 times, each time with micro-batches 1 later (`periodic.py`)
     (0F2;1B0)OVERLAP_F_B                    a forward and a backward at the same time; other kinds: one after the other
+    0F0.0,0F0.1                             slices of a micro-batch (`slices.py`): all actions have one, or none has
 
 Blank lines at the end and a byte-order mark are skipped. A blank line before another row is refused, and so are B and W of one
 stage and micro-batch: torch 2.5 and older wrote B where I is meant.
@@ -107,11 +108,11 @@ def _row(line: str, row: int, faults: list[tuple[str, ScheduleError]]) -> Iterat
 
 def _check_backwards(rows: Rows) -> None:
     """Raise ScheduleError for the first W of a stage and micro-batch that has a B."""
-    whole = {(a.stage, a.microbatch) for row in rows for parts in row for a in parts if a.kind is Kind.BACKWARD}
+    whole = {a.cell for row in rows for parts in row for a in parts if a.kind is Kind.BACKWARD}
     for number, row in enumerate(rows):
         for action in (each for parts in row for each in parts):
-            if action.kind is Kind.WEIGHT_GRAD and (action.stage, action.microbatch) in whole:
-                both = f"{action.stage}B{action.microbatch}"
+            if action.kind is Kind.WEIGHT_GRAD and action.cell in whole:
+                both = f"{action.stage}B{action.part}"
                 raise ScheduleError(
                     f"{both} and {action} are both there", where=f"row {number}", why="B has the work of I and W",
                     hint=f"{both.replace('B', 'I')} instead of {both}, as files of torch 2.5 and older mean it",

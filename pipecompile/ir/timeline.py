@@ -44,7 +44,7 @@ class Span(NamedTuple):
 class Timeline:
     """Spans in seconds (or in the unit of the costs), and per device a memory curve of (time, bytes) steps.
 
-    `peak_in_flight[d]` is the largest number of micro-batches whose forward has run on device d and whose backward has
+    `peak_in_flight[d]` is the largest number of micro-batches, or of slices, whose forward has run on device d and whose backward has
     not; a stage counts 1/(number of stages on d). `critical_path` is a chain of spans, each waiting for the one before,
     as long as the makespan. It is empty for a measured timeline. `bound` is a lower bound in seconds on the step of
     every schedule of the same problem, which the search of `auto_schedule` proved; None for other schedules.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir.action import Action, Kind
+from pipecompile.ir.action import NO_SLICE, Action, Kind
 from pipecompile.ir.input_checks import FEW, file_path
 from pipecompile.ir.periodic import MOST_REPETITIONS
 from pipecompile.ir.periodic_program import PeriodicProgram
@@ -139,7 +139,8 @@ def _is_named(instruction: Instruction, names: set[str]) -> bool:
 def type_faults(subject: Program | Schedule | PeriodicProgram) -> Iterator[str]:
     """Yield what is no data of the IR in a Program or a Schedule that Python code made: no verifier can look at it."""
     is_periodic = isinstance(subject, PeriodicProgram)
-    for name in ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches"):
+    slices = ("n_slices",) if isinstance(subject, Schedule) else ()
+    for name in ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches", *slices):
         if not is_number(getattr(subject, name)):
             yield f"{name} is {shown(getattr(subject, name))}, not a whole number"
     if not (isinstance(subject.placement, tuple) and all(map(is_number, subject.placement))):
@@ -196,6 +197,7 @@ def _are(values: object, kind: type) -> bool:
 def _action_fault(action: Any) -> str:
     is_action = isinstance(action, Action) and isinstance(action.kind, Kind)
     is_action = is_action and is_number(action.stage) and is_number(action.microbatch)
+    is_action = is_action and is_number(action.slice)
     return "" if is_action else f"{shown(action)} is not an Action"
 
 
@@ -206,6 +208,8 @@ def _instruction_fault(one: Any) -> str:
         return f"op is {shown(one.op)}, not an Op"
     if one.action is not None and (fault := _action_fault(one.action)):
         return fault
+    if one.action is not None and one.action.slice != NO_SLICE:
+        return f"{one.action} is on a slice, and a program has whole micro-batches"
     if not isinstance(one.overlaps, bool):
         return f"overlaps is {shown(one.overlaps)}, not True or False"
     if not (isinstance(one.peer, int | None) and isinstance(one.tie, str | None)):

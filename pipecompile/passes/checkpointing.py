@@ -35,13 +35,13 @@ def insert_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     is_last_kept = isinstance(checkpoint, str) and checkpoint == "except_last"
     last = schedule.n_microbatches - 1 if is_last_kept else None
     kinds = (Kind.RECOMPUTE, Kind.OFFLOAD)
-    freed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind in kinds}
+    freed = {a.cell for row in schedule.rows for a in row if a.kind in kinds}
 
     def expand(row: Sequence[Action]) -> Iterator[Action]:
         for cell in grouped(row, schedule.overlaps):
             for action in cell:
                 is_backward = action.kind in BACKWARDS
-                needs_recompute = action.microbatch != last and (action.stage, action.microbatch) not in freed
+                needs_recompute = action.microbatch != last and action.cell not in freed
                 if is_backward and needs_recompute and flags[action.stage]:
                     yield replace(action, kind=Kind.RECOMPUTE)
             yield from cell

@@ -31,11 +31,11 @@ def advance_recompute(
 ) -> Schedule:
     """Return the same actions with every R in the first wait of its device that is long enough.
 
-    The schedule must be legal. A device holds at most `restored` micro-batches whose R has run and whose B or I has not. Costs are those of
+    The schedule must be legal. A device holds at most `restored` micro-batches, or slices, whose R has run and whose B or I has not. Costs are those of
     `simulate`.
     """
     all_routes = chain(schedule.n_stages) if routes is None else routes
-    costs = make_costs(schedule.n_stages, schedule.n_devices, all_routes, **cost_options)
+    costs = make_costs(schedule.n_stages, schedule.n_devices, all_routes, (), schedule.n_slices, **cost_options)
     for _ in range(_ROUNDS):
         tasks = tasks_of_schedule(schedule, all_routes, costs)
         times = walk(tasks, costs.engines)
@@ -79,27 +79,27 @@ def _filled(row: Sequence[Action], waits: list[float], seconds: list[float], mos
 
 def _begun(row: Sequence[Action]) -> dict[int, int]:
     """Return, by the index of an R, the index of its F, or of the UNSHARD of its stage if that comes later."""
-    forward: dict[tuple[int, int], int] = {}
+    forward: dict[tuple[int, int, int], int] = {}
     gathered: dict[int, int] = {}
     begun: dict[int, int] = {}
     for index, action in enumerate(row):
         if action.kind is Kind.FORWARD:
-            forward[action.stage, action.microbatch] = index
+            forward[action.cell] = index
         elif action.kind is Kind.UNSHARD:
             gathered[action.stage] = index
         elif action.kind is Kind.RECOMPUTE:
-            begun[index] = max(forward[action.stage, action.microbatch], gathered.get(action.stage, -1))
+            begun[index] = max(forward[action.cell], gathered.get(action.stage, -1))
     return begun
 
 
 def _restored_counts(row: Sequence[Action]) -> list[int]:
     """Return, per index, the number of restored micro-batches when the action there begins."""
     counts, held = [], 0
-    restored = {(a.stage, a.microbatch) for a in row if a.kind is Kind.RECOMPUTE}
+    restored = {a.cell for a in row if a.kind is Kind.RECOMPUTE}
     for action in row:
         counts.append(held)
         if action.kind is Kind.RECOMPUTE:
             held += 1
         elif action.kind in BACKWARDS:
-            held -= (action.stage, action.microbatch) in restored
+            held -= action.cell in restored
     return counts

@@ -18,6 +18,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import BACKWARDS, Action, Kind, Route, Schedule
 from pipecompile.ir.input_checks import amounts
 from pipecompile.ir.overlap import grouped
+from pipecompile.ir.slices import check_whole
 from pipecompile.ir.timeline import Span
 from pipecompile.passes.memory_fit import check_schedule, checked_stages, does_not_fit, first_over
 from pipecompile.simulation.costs import CostOptions
@@ -26,6 +27,9 @@ from pipecompile.simulation.simulator import simulate
 __all__ = ["insert_offload", "offload_to_fit"]
 
 _MORE = "more stages, smaller micro-batches, or checkpoint='always'"
+
+_OF_SLICES = "offloading moves whole micro-batches"
+_WHY_WHOLE = "later slices read the keys and values of a slice, which would move to the host with it"
 
 Cell = tuple[int, int]
 """(stage, micro-batch)."""
@@ -36,9 +40,10 @@ def insert_offload(schedule: Schedule, stages: Collection[int] | None = None) ->
 
     Cells that are recomputed or offloaded already stay as they are, and so do cells with fewer than two actions between forward and
     backward: no copy would be over in time. Raise InputError for what is no schedule or no collection of stages, ScheduleError for a
-    stage that is not there, and VerifyError if the schedule is not legal.
+    stage that is not there or for a schedule of slices, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, None)
+    check_whole(schedule, _OF_SLICES, why=_WHY_WHOLE)
     wanted = frozenset(range(schedule.n_stages)) if stages is None else checked_stages(stages, schedule.n_stages)
     return _inserted(schedule, {cell for cell in _movable(schedule) if cell[0] in wanted}, [1] * schedule.n_devices)
 
@@ -54,9 +59,10 @@ def offload_to_fit(
 
     `memory_limit` is in bytes, one number or one per device; it counts what `simulate` counts with these costs: what stages save,
     and parameters. Raise InfeasibleError if no more cell can move, InputError for what is no schedule and for a cost or a limit that
-    is no number, and VerifyError if the schedule is not legal.
+    is no number, ScheduleError for a schedule of slices, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, routes)
+    check_whole(schedule, _OF_SLICES, why=_WHY_WHOLE)
     limit = amounts("memory_limit", memory_limit, schedule.n_devices, "device")
     if costs.get("saved_bytes") is None:
         raise InputError(

@@ -43,7 +43,7 @@ def insert_overlap(schedule: Schedule, *, routes: Sequence[Route] | None = None)
 def _may_overlap(pair: Pair) -> bool:
     """Return whether two neighbours are a forward and a backward of two cells."""
     first, second = pair
-    return is_pair(pair) and (first.stage, first.microbatch) != (second.stage, second.microbatch)
+    return is_pair(pair) and first.cell != second.cell
 
 
 def _microbatches(pair: Pair) -> tuple[int, int]:

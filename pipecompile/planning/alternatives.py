@@ -16,6 +16,7 @@ from functools import lru_cache
 from pipecompile.errors import PartitionError, ScheduleError, VerifyError
 from pipecompile.ir import HOST, Schedule
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.slices import check_whole
 from pipecompile.ir.what_if import Order, RouteCosts, StageCosts, WhatIf
 from pipecompile.partitioners import Problem, partition
 from pipecompile.schedules import CATALOGUE, build_schedule
@@ -60,8 +61,9 @@ def what_if(
 def unit_what_if(schedule: Schedule) -> WhatIf:
     """Return the alternatives to a schedule without a model: F, I and W of a stage take 1 unit of time and save 1 byte.
 
-    Other numbers of stages share the same work evenly.
+    Other numbers of stages share the same work evenly. Raise ScheduleError for a schedule of slices, which the page cannot simulate.
     """
+    check_whole(schedule, "the page of the report simulates whole micro-batches")
     own, ones, n_stages = _order(schedule), (1.0,) * schedule.n_stages, schedule.n_stages
     costs = {n_stages: StageCosts(ones, (2.0,) * n_stages, ones, ones, ones, ones, _chain(n_stages))}
     counts = sorted({*_DEVICES, schedule.n_devices})

@@ -4,6 +4,7 @@
                          2       zbv, v-half, v-two-thirds, v-min, dualpipev: in a V; po-half: in a loop
                          any     gpipe, sequential, interleaved, llama3, looped-bfs, interleaved-zb, po-full, forward: in a loop;
                                  hanayo: to and fro
+    slices of micro-batches              seq1f1b: one stage per device; seq1f1b-interleaved, terapipe: any number of stages
 
 `auto_schedule` (search/) finds a schedule for given costs and memory. Builders return actions only; passes add communication.
 The text form of a schedule is the CSV of `ir/schedule_csv.py`, its verifier `verifiers/schedule.py`. Open `one_f_one_b.py` first,

@@ -16,6 +16,7 @@ every named queue yields its next action, and an empty queue is skipped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 from pipecompile.errors import ScheduleError
@@ -23,10 +24,12 @@ from pipecompile.ir import Action, Kind, Schedule
 from pipecompile.ir.shown_value import shown
 
 __all__ = [
+    "DEFAULT_SLICES",
     "action_queue",
     "action_queues",
     "chain_after",
     "check_cells",
+    "in_slices",
     "loop",
     "merge_queues",
     "serial",
@@ -34,8 +37,11 @@ __all__ = [
     "zigzag",
 ]
 
+DEFAULT_SLICES = 4
+"""Slices per micro-batch of the schedules that have slices."""
+
 _MOST_CELLS = 50_000_000
-"""Cells of a schedule, one per stage and micro-batch."""
+"""Cells of a schedule, one per stage and micro-batch or slice."""
 
 Phase = tuple[str] | tuple[str, int]
 """A pattern and its number of repetitions; without a number it repeats until its queues are empty."""
@@ -54,6 +60,16 @@ def action_queues(stages: Sequence[int], kinds: str, n_microbatches: int) -> dic
         for chunk, stage in enumerate(stages)
         for kind in kinds
     }
+
+
+def in_slices(actions: Iterable[Action], n_slices: int) -> tuple[Action, ...]:
+    """Return the actions, each divided into its slices: forwards in the order of the sequence, and backwards against it."""
+    if n_slices == 1:
+        return tuple(actions)
+    there, back = range(n_slices), range(n_slices)[::-1]
+    return tuple(
+        replace(action, slice=place) for action in actions for place in (there if action.kind is Kind.FORWARD else back)
+    )
 
 
 def merge_queues(queues: Mapping[str, Iterable[Action]], *phases: Phase) -> tuple[Action, ...]:
@@ -93,12 +109,13 @@ def zigzag(n_stages: int, n_devices: int) -> tuple[int, ...]:
     return tuple(device for way in ways for device in way)
 
 
-def check_cells(n_stages: int, n_microbatches: int) -> None:
-    """Raise ScheduleError for counts of stages and micro-batches whose schedule memory cannot hold."""
-    if n_stages * n_microbatches > _MOST_CELLS:
+def check_cells(n_stages: int, n_microbatches: int, n_slices: int = 1) -> None:
+    """Raise ScheduleError for counts of stages, micro-batches and slices whose schedule memory cannot hold."""
+    if n_stages * n_microbatches * n_slices > _MOST_CELLS:
+        of_slices = "" if n_slices == 1 else f" of {_grouped(n_slices)} slices"
         raise ScheduleError(
             f"a schedule has at most {_MOST_CELLS:,} cells",
-            why=f"{_grouped(n_stages)} stages on {_grouped(n_microbatches)} micro-batches are asked for",
+            why=f"{_grouped(n_stages)} stages on {_grouped(n_microbatches)} micro-batches{of_slices} are asked for",
         )
 
 

@@ -14,7 +14,7 @@ from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.routes import stages_after
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
-from pipecompile.schedules.building_blocks import chain_after, check_cells
+from pipecompile.schedules.building_blocks import DEFAULT_SLICES, chain_after, check_cells
 from pipecompile.schedules.checkpoint_window import build_checkpoint_window
 from pipecompile.schedules.dualpipev import build_dualpipev
 from pipecompile.schedules.dualpipev_overlap import build_dualpipev_overlap
@@ -32,7 +32,10 @@ from pipecompile.schedules.one_f_one_b import build_one_f_one_b
 from pipecompile.schedules.ooo_backprop import build_ooo_backprop
 from pipecompile.schedules.po_full import build_po_full
 from pipecompile.schedules.po_half import build_po_half
+from pipecompile.schedules.seq1f1b import build_seq1f1b
+from pipecompile.schedules.seq1f1b_interleaved import build_seq1f1b_interleaved
 from pipecompile.schedules.sequential import build_sequential
+from pipecompile.schedules.terapipe import build_terapipe
 from pipecompile.schedules.two_stage_backprop import build_two_stage_backprop
 from pipecompile.schedules.v_half import build_v_half
 from pipecompile.schedules.v_min import build_v_min
@@ -61,12 +64,20 @@ class CatalogueEntry:
 
     `compared` is False where another entry is as fast in as little memory, or where other options choose what is recomputed and
     offloaded, or where actions overlap: searches for the fastest schedule leave such an entry out.
+
+    A builder with `has_slices` divides micro-batches along their sequence, into as many slices as its keyword `n_slices` says.
     """
 
     build: Builder
     chunks: int | None = None
     by_depth: bool = False
     compared: bool = True
+    has_slices: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Return whether `compile` runs the schedule: those of slices are verified and simulated only."""
+        return not self.has_slices
 
     def devices(self, n_stages: int) -> int:
         """Return the default number of devices for `n_stages` stages."""
@@ -77,13 +88,20 @@ class CatalogueEntry:
         return n_stages == (self.chunks or n_stages // n_devices) * n_devices
 
     def schedule(
-        self, n_stages: int, n_microbatches: int, n_devices: int, routes: Sequence[Route] | None = None
+        self,
+        n_stages: int,
+        n_microbatches: int,
+        n_devices: int,
+        routes: Sequence[Route] | None = None,
+        n_slices: int | None = None,
     ) -> Schedule:
         """Return the schedule of a chain, or of the DAG of stages that `routes` make.
 
         With several stages on a device the warm-up by depth may be too short for the DAG: then the order of a chain is returned.
+        `n_slices` is for builders that have slices, whose default is None.
         """
-        chain = self.build(n_stages, n_microbatches, n_devices)
+        slices = {} if n_slices is None or not self.has_slices else {"n_slices": n_slices}
+        chain = self.build(n_stages, n_microbatches, n_devices, **slices)
         after = stages_after(n_stages, routes) if routes is not None and self.by_depth else chain_after(n_stages)
         if routes is None or after == chain_after(n_stages):
             return chain
@@ -125,6 +143,9 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "dualpipev-overlap": CatalogueEntry(build_dualpipev_overlap, 2, compared=False),
     "po-half": CatalogueEntry(build_po_half, 2, compared=False),
     "po-full": CatalogueEntry(build_po_full, compared=False),
+    "seq1f1b": CatalogueEntry(build_seq1f1b, 1, compared=False, has_slices=True),
+    "seq1f1b-interleaved": CatalogueEntry(build_seq1f1b_interleaved, compared=False, has_slices=True),
+    "terapipe": CatalogueEntry(build_terapipe, compared=False, has_slices=True),
     "forward": CatalogueEntry(build_forward, compared=False),
 }
 
@@ -167,22 +188,25 @@ def build_schedule(
     *,
     n_devices: int | None = None,
     routes: Sequence[Route] | None = None,
+    n_slices: int | None = None,
 ) -> Schedule:
     """Return the schedule of the catalogue with this name, or the schedule of a function (n_stages, n_microbatches, n_devices).
 
     A device gets several stages if `n_devices` is a fraction of `n_stages`; `placement` of the result has the device of each.
     By default, schedules in a V take half as many devices as stages, all others one device per stage. Values move along `routes`, by
-    default a chain; stages that do not depend on each other run beside each other, and warm up by their depth. Raises ScheduleError
+    default a chain; stages that do not depend on each other run beside each other, and warm up by their depth. `n_slices` is the number
+    of slices along the sequence of each micro-batch, for the schedules that have slices (default 4). Raises ScheduleError
     if the name is unknown or the schedule does not exist for these counts.
     """
     entry = _entry(schedule)
     _check_counts(n_stages=n_stages, n_microbatches=n_microbatches)
-    check_cells(n_stages, n_microbatches)
+    _check_slices(schedule, entry, n_slices)
+    check_cells(n_stages, n_microbatches, DEFAULT_SLICES if entry.has_slices and n_slices is None else n_slices or 1)
     n_devices = entry.devices(n_stages) if n_devices is None else n_devices
     _check_counts(n_stages=n_stages, n_microbatches=n_microbatches, n_devices=n_devices)
     _check_division(schedule if isinstance(schedule, str) else "the schedule", entry, n_stages, n_devices)
     routes = None if routes is None else checked_routes(routes, n_stages)
-    return entry.schedule(n_stages, n_microbatches, n_devices, routes)
+    return entry.schedule(n_stages, n_microbatches, n_devices, routes, n_slices)
 
 
 def _entry(schedule: str | Builder) -> CatalogueEntry:
@@ -217,6 +241,17 @@ def _check_counts(**counts: object) -> None:
             raise ScheduleError(f"{name} must be a whole number, at least 1", why=f"the counts are {all_counts}")
 
 
+def _check_slices(schedule: str | Builder, entry: CatalogueEntry, n_slices: int | None) -> None:
+    """Raise ScheduleError for what is no number of slices, and for several slices of a schedule that has whole micro-batches."""
+    if n_slices is None:
+        return
+    _check_counts(n_slices=n_slices)
+    if n_slices > 1 and not entry.has_slices:
+        others = ", ".join(repr(name) for name, other in CATALOGUE.items() if other.has_slices)
+        name = schedule if isinstance(schedule, str) else "the function"
+        raise ScheduleError(f"{name} has no slices", why=f"n_slices={shown(n_slices)}", hint=f"one of {others}")
+
+
 def _check_division(name: str, entry: CatalogueEntry, n_stages: int, n_devices: int) -> None:
     """Raise ScheduleError if devices would get different numbers of stages, or a number that the builder does not support."""
     if n_stages % n_devices:
@@ -226,7 +261,7 @@ def _check_division(name: str, entry: CatalogueEntry, n_stages: int, n_devices: 
             hint=f"n_stages={shown(_multiple_near(n_stages, n_devices))} or n_devices={n_stages}",
         )
     if entry.chunks is not None and n_stages != entry.chunks * n_devices:
-        others = [other for other, candidate in CATALOGUE.items() if candidate.chunks is None]
+        others = [o for o, other in CATALOGUE.items() if other.chunks is None and (other.runs or not entry.runs)]
         count = (
             f"n_stages={shown(entry.chunks * n_devices)}"
             if n_stages % entry.chunks

@@ -15,6 +15,7 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import BACKWARDS, SHARDING, Action, Kind, Schedule
 from pipecompile.ir.input_checks import whole
 from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule, shifted
+from pipecompile.ir.slices import check_whole
 from pipecompile.schedules.catalogue import Builder, build_schedule
 from pipecompile.verifiers import verify
 
@@ -28,10 +29,11 @@ def find_period(schedule: Schedule) -> PeriodicSchedule | None:
     """Return the schedule as prologue, period and epilogue, with the shortest period; None if it has none of three repetitions.
 
     A period has step forwards and backwards of each stage. O(n s) for n actions and periods of s micro-batches, s at most twice the
-    number of stages.
+    number of stages. Raise ScheduleError for a schedule of slices.
     """
     if not isinstance(schedule, Schedule):
         raise InputError(f"a {type(schedule).__name__} is no Schedule", hint='build_schedule("1f1b", 4, 16)')
+    check_whole(schedule, "periods are those of whole micro-batches")
     if schedule.overlaps:
         return None
     for step in range(1, min(2 * schedule.n_stages, schedule.n_microbatches // _LEAST) + 1):

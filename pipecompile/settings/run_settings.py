@@ -3,43 +3,70 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import Program, Schedule
+from pipecompile.ir import Program, Route, Schedule
 from pipecompile.ir.routes import Sums
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.slices import NOT_RUN, check_whole
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import Source
 from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.passes.user_passes import UserPass
-from pipecompile.schedules import CATALOGUE, Builder
+from pipecompile.schedules import CATALOGUE, Builder, build_schedule
+from pipecompile.settings.machine_settings import default_device_count
 from pipecompile.settings.value_checks import Group, choice, entries, flag, near, refusal, whole_number
 
-__all__ = ["RunSettings", "load_schedule"]
+__all__ = ["RunSettings", "built_schedule", "load_schedule"]
 
 _MODES = ("never", "always", "except_last", "auto")
 
 
 def load_schedule(schedule: Any) -> str | Schedule | Builder:
     """Return a Schedule, a builder or a name of the catalogue, or read the schedule in a .csv or the program in a .txt file. A
-    Program becomes a WrittenProgram. Raise ScheduleError.
+    Program becomes a WrittenProgram. Raise ScheduleError, also for a schedule of slices.
     """
     return _schedule("schedule", schedule)
+
+
+def built_schedule(
+    schedule: str | Builder, n_stages: int, n_microbatches: int, n_devices: int, routes: Sequence[Route] | None
+) -> Schedule:
+    """Return what the catalogue or a builder makes. Raise ScheduleError, with the number of devices that would fit, and for slices."""
+    try:
+        built = build_schedule(schedule, n_stages, n_microbatches, n_devices=n_devices, routes=routes)
+    except ScheduleError as error:
+        fitting = default_device_count(schedule, n_stages)
+        if n_devices == fitting:
+            raise
+        hint = f"devices= with {fitting} {'entry' if fitting == 1 else 'entries'}, one per pipeline device; repeats are allowed"
+        raise ScheduleError(error.what, why=error.why, hint=hint) from error.__cause__
+    check_whole(built, "compile runs whole micro-batches", hint='schedule="1f1b"')
+    return built
 
 
 def _schedule(name: str, value: Any) -> str | Schedule | Builder:
     if isinstance(value, Program):
         return WrittenProgram.of(value)
     if isinstance(value, Path) or (isinstance(value, str) and value.endswith((".csv", ".txt"))):
-        return (WrittenProgram if str(value).endswith(".txt") else Schedule).load(value)
-    if isinstance(value, str) and value != "auto" and value not in CATALOGUE:
+        value = (WrittenProgram if str(value).endswith(".txt") else Schedule).load(value)
+    running = [each for each, entry in CATALOGUE.items() if entry.runs]
+    if isinstance(value, str) and value in CATALOGUE and value not in running:
         raise ScheduleError(
-            f"{name}={shown(value)} is not known", why=f"known are {', '.join(map(repr, ('auto', *CATALOGUE)))}",
-            hint=f"{name}={near(value, CATALOGUE)!r}, or the path of a .csv or .txt file",
+            f"{name}={shown(value)} divides micro-batches along the sequence, and compile runs whole micro-batches",
+            why=NOT_RUN, hint=f'{name}="1f1b", or pc.simulate(pc.build_schedule("{value}", n_stages, n_microbatches))',
         )  # fmt: skip
+    if isinstance(value, str) and value not in ("auto", *running):
+        raise ScheduleError(
+            f"{name}={shown(value)} is not known", why=f"known are {', '.join(map(repr, ('auto', *running)))}",
+            hint=f"{name}={near(value, running)!r}, or the path of a .csv or .txt file",
+        )  # fmt: skip
+    if isinstance(value, Schedule):
+        check_whole(value, "compile runs whole micro-batches", hint=f'{name}="1f1b"')
     if not isinstance(value, (str, Schedule)) and not callable(value):
         expected = "the name of a schedule, a Schedule, a Program, its file, nor a function that builds one"
         raise refusal(name, value, expected, hint=f'{name}="1f1b"', kind=ScheduleError)

@@ -14,6 +14,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.slices import count_text
 from pipecompile.ir.timeline import Timeline
 from pipecompile.ir.views import register_writer
 from pipecompile.show.gantt import timeline_svg
@@ -101,7 +102,7 @@ def _timeline_texts(
         return texts
     title = ""
     if schedule is not None:
-        title = f"{schedule.name}, {schedule.n_stages} stages, {schedule.n_microbatches} micro-batches"
+        title = f"{schedule.name}, {schedule.n_stages} stages, {count_text(schedule)}"
     return texts | {"timeline.svg": timeline_svg(predicted, measured, title=title, devices=devices, seconds=seconds)}
 
 

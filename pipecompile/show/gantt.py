@@ -182,11 +182,11 @@ def _draw_compute(axes: Axes, panel: _Panel, device: int, height: float, points:
         bars, (device + 0.1, height), facecolors=colours, edgecolors="white", linewidth=min(0.6, max(line, 0.1))
     )
     for cell, shade, (left, width) in zip(cells, depth, bars, strict=True):
-        size = min(8.0, width * points / (0.72 * len(str(cell.microbatch)) + 0.1)) if cell else 0.0
+        size = min(8.0, width * points / (0.72 * len(cell.part) + 0.1)) if cell else 0.0
         if cell and cell.microbatch == NO_MICROBATCH:
             continue
         if cell and size >= _SMALLEST:
-            axes.text(left + width / 2, device + 0.1 + height / 2, str(cell.microbatch), fontsize=round(size, 1),
+            axes.text(left + width / 2, device + 0.1 + height / 2, cell.part, fontsize=round(size, 1),
                       ha="center", va="center_baseline", color="white" if shade > 1 else INK)  # fmt: skip
 
 

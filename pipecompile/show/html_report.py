@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import HOST, Action, Schedule
+from pipecompile.ir import HOST, NO_SLICE, Action, Schedule
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.slices import count_text
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
@@ -100,7 +101,7 @@ def _read(name: str) -> str:
 
 
 def _counts(schedule: Schedule) -> str:
-    return f"{schedule.name}, {schedule.n_stages} stages on {schedule.n_devices} devices, {schedule.n_microbatches} micro-batches"
+    return f"{schedule.name}, {schedule.n_stages} stages on {schedule.n_devices} devices, {count_text(schedule)}"
 
 
 def _facts(timelines: dict[str, Timeline], plan: Plan | None, *, seconds: bool) -> Iterator[tuple[str, str]]:
@@ -178,13 +179,13 @@ def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
     return {"name": name, "rows": rows, "copies": drawn_copies, "memory": memory} | figures
 
 
-def _cell(span: Span) -> tuple[int, str, int] | None:
-    """Return (stage, kind, micro-batch) of a compute span, None if its name is no action."""
+def _cell(span: Span) -> tuple[int, str, int | str] | None:
+    """Return (stage, kind, micro-batch) of a compute span, None if its name is no action. With a slice the last is a text: "0.1"."""
     try:
         action = Action.parse(span.name)
     except ScheduleError:
         return None
-    return action.stage, action.kind.value, action.microbatch
+    return action.stage, action.kind.value, action.microbatch if action.slice == NO_SLICE else action.part
 
 
 # -- the cut --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from html import escape
 from pipecompile.errors import PipecompileError, ScheduleError
 from pipecompile.ir import NO_MICROBATCH, Action, Program, Schedule
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.slices import count_text
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.views import register_html
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
@@ -45,14 +46,15 @@ def schedule_html(schedule: Schedule) -> str:
     """Return the chart of the schedule in unit time; for an illegal schedule its faults and its CSV."""
     from pipecompile.simulation.simulator import simulate
 
-    counts = f"{schedule.n_stages} stages on {schedule.n_devices} devices, {schedule.n_microbatches} micro-batches"
+    counts = f"{schedule.n_stages} stages on {schedule.n_devices} devices, {count_text(schedule)}"
     heading = f"<b>{escape(schedule.name)}</b>, {counts}"
     try:
         timeline = simulate(schedule)
     except PipecompileError as error:
         return f"{heading}<pre>{escape(str(error))}</pre><pre>{escape(schedule.to_csv())}</pre>"
     peaks = " ".join(f"{peak:g}" for peak in timeline.peak_in_flight)
-    return f"{heading}; micro-batches in flight per device: {peaks}{timeline_html(timeline)}"
+    noun = "micro-batches" if schedule.n_slices == 1 else "slices"
+    return f"{heading}; {noun} in flight per device: {peaks}{timeline_html(timeline)}"
 
 
 def program_html(program: Program) -> str:
@@ -102,7 +104,7 @@ def _shapes(timeline: Timeline, spans: Sequence[Span], origin: float, scale: flo
         colour, label = FAINT, ""
         if action is not None:
             colour = SHADES[action.kind][min(stages[span.device].index(action.stage), 3)]
-            label = "" if action.microbatch == NO_MICROBATCH else str(action.microbatch)
+            label = "" if action.microbatch == NO_MICROBATCH else action.part
         yield f"<rect {attributes} y='{top + 2}' height='{_CELL - 2}' fill='{colour}'>{title}</rect>"
         if label and width > 7 * len(label):
             yield f"<text x='{x + width / 2:.1f}' y='{top + 14}' text-anchor='middle' fill='{INK}' pointer-events='none'>{label}</text>"

@@ -7,7 +7,7 @@ from statistics import median
 from typing import cast
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import Action, Kind
+from pipecompile.ir import NO_SLICE, Action, Kind
 from pipecompile.ir.timeline import COMPUTE, Timeline
 from pipecompile.simulation.costs import CostOptions
 
@@ -34,6 +34,10 @@ def calibrate(measured: Timeline) -> CostOptions:
     seconds = defaultdict[Kind, dict[int, list[float]]](lambda: defaultdict(list))
     for span in measured.spans:
         if span.track == COMPUTE and (action := _action(span.name)) is not None:
+            if action.slice != NO_SLICE:
+                raise InputError(
+                    f"the timeline has {action}, an action on a slice", why="costs are of whole micro-batches"
+                )
             seconds[action.kind][action.stage].append(span.end - span.start)
     n_stages = 1 + max((stage for stages in seconds.values() for stage in stages), default=-1)
     if not n_stages:

@@ -16,6 +16,7 @@ from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
 from pipecompile.simulation.overlap_costs import PerPair, checked_overlap, communication_seconds
 from pipecompile.simulation.sharding_costs import ShardingCosts, ShardingOptions, make_sharding_costs
+from pipecompile.simulation.slice_costs import SliceCosts, SliceOptions, make_slice_costs
 
 __all__ = ["CostOptions", "Costs", "Engines", "Hosts", "PerLink", "PerStage", "cost_fingerprint", "make_costs"]
 
@@ -45,7 +46,7 @@ class Hosts(Enum):
     STEP = "step"
 
 
-class CostOptions(ShardingOptions, total=False):
+class CostOptions(ShardingOptions, SliceOptions, total=False):
     """Keyword costs of `simulate`, `advise` and `auto_schedule`; documented at `simulate`."""
 
     forward: PerStage
@@ -81,6 +82,7 @@ class Costs:
     `streams[device]` the stream that a device computes on; () if each has its own. `offload[stage]` is the seconds of a copy of what
     its forward saved to the host, or back; () if all are 0. `overlap` is the seconds of a pair of actions that overlap; None if they
     follow from `communication[stage]`, the seconds that F, and B or I, spend on communication within the stage, () for none. `sharding` is None if parameters cost nothing.
+    `slices` has the shares of slices; None if micro-batches are whole, whose seconds and bytes the other costs are.
     `host_link` has the latency in seconds and the bandwidth in bytes/s of copies of inputs. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
     """
 
@@ -101,6 +103,18 @@ class Costs:
     communication: tuple[tuple[float, float], ...] = field(default=(), repr=False)
     sharding: ShardingCosts | None = field(default=None, repr=False)
     host_link: tuple[float, float] = field(default=(0.0, math.inf), repr=False)
+    slices: SliceCosts | None = field(default=None, repr=False)
+
+    def action_seconds(self, action: Action) -> float:
+        """Return the seconds of an action, of a slice its share in those of a micro-batch."""
+        return self.seconds[action.kind][action.stage] * self._time_share(action)
+
+    def _time_share(self, action: Action) -> float:
+        return 1.0 if self.slices is None else self.slices.of_seconds(action.slice)
+
+    def byte_share(self, action: Action) -> float:
+        """Return the share of an action in the bytes of its micro-batch: 1, or that of its slice."""
+        return 1.0 if self.slices is None else self.slices.of_bytes(action.slice)
 
     def offload_seconds(self, stage: int) -> float:
         """Return the seconds of a copy of what the forward of a stage saved, to the host or back."""
@@ -123,21 +137,22 @@ class Costs:
         takes the seconds of the busier resource, and no less than either action.
         """
         if isinstance(self.overlap, Mapping):
-            if (pair := (first.stage, second.stage)) not in self.overlap:
-                raise InputError(f"overlap has no entry for stages {pair}", why=f"{first} overlaps with {second}")
-            return self.overlap[pair]
-        forward, backward = self.seconds[first.kind][first.stage], self.seconds[second.kind][second.stage]
+            if (stages := (first.stage, second.stage)) not in self.overlap:
+                raise InputError(f"overlap has no entry for stages {stages}", why=f"{first} overlaps with {second}")
+            return self.overlap[stages]
+        forward, backward = self.action_seconds(first), self.action_seconds(second)
         if self.overlap is not None or not self.communication:
             return forward + backward if self.overlap is None else self.overlap
-        communication = self.communication[first.stage][0] + self.communication[second.stage][1]
+        pair = enumerate((first, second))
+        communication = sum(self.communication[a.stage][way] * self._time_share(a) for way, a in pair)
         return max(forward, backward, communication, forward + backward - communication)
 
-    def message(self, name: str, nbytes: float, source: int, target: int) -> float:
-        """Return the seconds that a message of route or tie `name` with `nbytes` bytes takes from device `source` to `target`."""
+    def message(self, name: str, nbytes: float, source: int, target: int, share: float = 1.0) -> float:
+        """Return the seconds of a message of route or tie `name` with `nbytes` bytes from device `source` to `target`, or of this share of it."""
         pair = source, target
         latency = self.latency if isinstance(self.latency, float) else self.latency[pair]
         bandwidth = self.bandwidth if isinstance(self.bandwidth, float) else self.bandwidth[pair]
-        return self.transfer.get(name, 0.0) + latency + nbytes / bandwidth
+        return self.transfer.get(name, 0.0) * share + latency + nbytes * share / bandwidth
 
 
 def cost_fingerprint(costs: Costs, routes: Iterable[Route]) -> str:
@@ -146,7 +161,8 @@ def cost_fingerprint(costs: Costs, routes: Iterable[Route]) -> str:
     later = (costs.offload, costs.overlap, costs.communication) if has_overlap else (costs.offload,)
     sharded = () if costs.sharding is None else (costs.sharding,)
     inputs = (costs.host_link,) if costs.has_input_seconds else ()
-    parts = (costs, tuple(routes), *(later if any(later) or has_overlap else ()), *sharded, *inputs)
+    sliced = () if costs.slices is None else (costs.slices,)
+    parts = (costs, tuple(routes), *(later if any(later) or has_overlap else ()), *sharded, *inputs, *sliced)
     return sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -155,6 +171,7 @@ def make_costs(
     n_devices: int,
     routes: Iterable[Route],
     ties: Iterable[Tie] = (),
+    n_slices: int = 1,
     *,
     forward: PerStage = 1.0,
     input_grad: PerStage = 1.0,
@@ -180,13 +197,12 @@ def make_costs(
     parameter_bytes: PerStage = 0.0,
     **others: object,
 ) -> Costs:
-    """Return checked costs. Raises InputError that names the argument that is unknown, or not a finite number per stage, route
-    or link.
+    """Return checked costs. Raises InputError that names the argument that is unknown, or not a finite number per stage, route,
+    link or slice.
     """
     stages = partial(_of_stages, n_stages)
     known_names("the cost", others, CostOptions.__annotations__)
-    _check_name("engines", engines, Engines)
-    _check_name("hosts", hosts, Hosts)
+    _check_names(engines=(engines, Engines), hosts=(hosts, Hosts))
     saved = stages("saved_bytes", saved_bytes)
     seconds = _seconds(n_stages, forward, input_grad, weight_grad, backward, recompute)
     return Costs(
@@ -207,6 +223,7 @@ def make_costs(
         communication_seconds(seconds, forward_communication, backward_communication),
         make_sharding_costs(n_stages, others),
         (amount("host_latency", host_latency), amount("host_bandwidth", host_bandwidth, zero=False, finite=False)),
+        make_slice_costs(n_slices, {**others, "overlap": overlap}),
     )
 
 
@@ -239,10 +256,11 @@ def _seconds(
     }
 
 
-def _check_name(option: str, value: object, kind: type[Enum]) -> None:
-    known = [one.value for one in kind]
-    if not isinstance(value, str) or value not in known:
-        raise InputError(f"{option}={shown(value)} is not known", hint=" or ".join(map(repr, known)))
+def _check_names(**options: tuple[object, type[Enum]]) -> None:
+    for option, (value, kind) in options.items():
+        known = [one.value for one in kind]
+        if not isinstance(value, str) or value not in known:
+            raise InputError(f"{option}={shown(value)} is not known", hint=" or ".join(map(repr, known)))
 
 
 def _shared_streams(streams: Sequence[int] | None, n_devices: int) -> tuple[int, ...]:

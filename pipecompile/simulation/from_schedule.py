@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipecompile.ir import BACKWARDS, HOST, UNTRAINED, Kind, Route, Schedule, Value
+from pipecompile.ir.slices import unit_text
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.host_copies import HostCopies
 from pipecompile.simulation.input_copies import add_inputs
@@ -49,29 +50,37 @@ def device_transfers(routes: Sequence[Route], placement: Sequence[int]) -> Itera
 
 def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs) -> TaskGraph:
     """Return the tasks of a legal schedule. Memory counts what stages save, not the buffers of values. Linear."""
-    transfers, m = list(device_transfers(routes, schedule.placement)), schedule.n_microbatches
+    transfers, m = list(device_transfers(routes, schedule.placement)), schedule.n_units
     messages = _messages(transfers, schedule.n_stages, m)
     tasks = TaskGraph(changes=[[] for _ in schedule.rows])
     for row in schedule.rows:
         first = len(tasks.seconds)
         for action in row:
-            needs, sends = messages[action.stage][action.kind]
-            tasks.needs.append(needs[action.microbatch])
-            tasks.sends.append(sends[action.microbatch])
-            tasks.seconds.append(costs.seconds[action.kind][action.stage])
+            (needs, sends), unit = messages[action.stage][action.kind], action.unit(schedule.n_slices)
+            tasks.needs.append(needs[unit])
+            tasks.sends.append(sends[unit])
+            tasks.seconds.append(costs.action_seconds(action))
         tasks.actions += row
         tasks.rows.append(range(first, len(tasks.seconds)))
         tasks.first_sends.append(())
         tasks.inputs.append([])
-    for t in transfers:
-        tasks.links += [(t.source, t.target)] * m
-        tasks.delays += [costs.message(t.name, t.nbytes, t.source, t.target)] * m
-    names = [str(Value(t.name, 0, t.consumer))[:-1] for t in transfers]
-    tasks.label = lambda message: names[message // m] + str(message % m)
+    _number_messages(tasks, transfers, schedule, costs)
     if any(costs.saved) or any(costs.weight_saved) or any(costs.recipe):
         tasks.changes = _changes(schedule, costs)
     _add_beside(tasks, schedule, routes, costs)
     return tasks
+
+
+def _number_messages(tasks: TaskGraph, transfers: Sequence[DeviceTransfer], schedule: Schedule, costs: Costs) -> None:
+    """Add the messages of all transfers, transfer by transfer, and of each those of all units."""
+    m, n_slices = schedule.n_units, schedule.n_slices
+    shares = (1.0,) if costs.slices is None else costs.slices.bytes
+    for t in transfers:
+        tasks.links += [(t.source, t.target)] * m
+        seconds = [costs.message(t.name, t.nbytes, t.source, t.target, share) for share in shares]
+        tasks.delays += seconds * schedule.n_microbatches
+    names = [str(Value(t.name, 0, t.consumer))[:-1] for t in transfers]
+    tasks.label = lambda message: names[message // m] + unit_text(message % m, n_slices)
 
 
 def _add_beside(tasks: TaskGraph, schedule: Schedule, routes: Sequence[Route], costs: Costs) -> None:
@@ -87,7 +96,7 @@ def _add_beside(tasks: TaskGraph, schedule: Schedule, routes: Sequence[Route], c
 
 
 MessageNumbers = list[tuple[int, ...]]
-"""Per micro-batch, the numbers of messages. Transfer t of micro-batch m is message t * M + m."""
+"""Per unit, a micro-batch or a slice, the numbers of messages. Transfer t of unit m is message t * M + m of M units."""
 
 
 def _messages(
@@ -112,7 +121,7 @@ def _numbered(starts: list[int], m: int) -> MessageNumbers:
 
 def _changes(schedule: Schedule, costs: Costs) -> list[list[Change]]:
     """Return the memory of what stages save: from the start of the saving action to the end of the last action that needs it."""
-    recomputed = {(a.stage, a.microbatch) for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
+    recomputed = {a.cell for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
     trained = {a.stage for row in schedule.rows for a in row if a.kind not in UNTRAINED}
     task = 0
     per_device = []
@@ -120,18 +129,18 @@ def _changes(schedule: Schedule, costs: Costs) -> list[list[Change]]:
         changes: list[Change] = []
         for action in row:
             s, start, end = action.stage, ((Anchor.TASK_START, task),), ((Anchor.TASK_END, task),)
-            task += 1
+            task, share = task + 1, costs.byte_share(action)
             match action.kind:
                 case Kind.FORWARD if s in trained:
-                    kept = costs.recipe if (s, action.microbatch) in recomputed else costs.saved
-                    changes.append((start, kept[s]))
+                    kept = costs.recipe if action.cell in recomputed else costs.saved
+                    changes.append((start, kept[s] * share))
                 case Kind.RECOMPUTE:
-                    changes += ((start, costs.saved[s]), (end, -costs.recipe[s]))
+                    changes += ((start, costs.saved[s] * share), (end, -costs.recipe[s] * share))
                 case Kind.BACKWARD:
-                    changes.append((end, -costs.saved[s]))
+                    changes.append((end, -costs.saved[s] * share))
                 case Kind.INPUT_GRAD:
-                    changes.append((end, costs.weight_saved[s] - costs.saved[s]))
+                    changes.append((end, (costs.weight_saved[s] - costs.saved[s]) * share))
                 case Kind.WEIGHT_GRAD:
-                    changes.append((end, -costs.weight_saved[s]))
+                    changes.append((end, -costs.weight_saved[s] * share))
         per_device.append(changes)
     return per_device

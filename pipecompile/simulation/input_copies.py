@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipecompile.ir import HOST, Kind, Route, Value
+from pipecompile.ir import HOST, Kind, Route
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.task_graph import TaskGraph
 
@@ -55,18 +55,18 @@ def add_inputs(tasks: TaskGraph, routes: Sequence[Route], costs: Costs) -> None:
     inputs = [route for route in routes if route.source == HOST and costs.input_seconds(route.nbytes)]
     first, label, names = len(tasks.links), tasks.label, list[str]()
     for device, row in enumerate(tasks.rows):
-        reads, arriving = InputReads(), dict[tuple[str, int], int]()
+        reads, arriving = InputReads(), dict[tuple[str, str], int]()
         for task in row:
             action = tasks.actions[task]
             if action is None or action.kind is not Kind.FORWARD:
                 continue
             for route in (route for route in inputs if action.stage in route.consumers):
-                key = route.value, action.microbatch
+                key = route.value, action.part
                 if key not in arriving:
                     arriving[key] = len(tasks.links)
                     tasks.links.append((HOST, device))
-                    tasks.delays.append(costs.input_seconds(route.nbytes))
-                    names.append(str(Value(*key)))
+                    tasks.delays.append(costs.input_seconds(route.nbytes * costs.byte_share(action)))
+                    names.append("#".join(key))
                     reads.add_copy(tasks, device, arriving[key], route.value)
                     reads.note_read(route.value, task)
                 tasks.needs[task] += (arriving[key],)

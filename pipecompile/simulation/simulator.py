@@ -74,6 +74,11 @@ def simulate(
     `unsharded_bytes` of gathered parameters from UNSHARD to RESHARD, `gradient_bytes` from the first B or W to the end of REDUCE_GRAD. The bytes of values
     are those of the routes.
 
+    Of a schedule of slices the costs are those of whole micro-batches. `slice_seconds` has per slice its share in the seconds of F, R, B, I
+    and W, and `slice_bytes` its share in all bytes, in `transfer` and in `offload`. Shares sum to 1, and are equal by default. Each message
+    of a slice has the whole `latency`, and each action the whole `launch`. `peak_in_flight` counts slices. What a slice saves, and what a
+    recomputed one keeps, includes its keys and values.
+
     The timeline of a schedule of `auto_schedule` under the same costs has the `bound` and the `gap` that the search proved.
 
     A program has to be legal. O(n log P) for n instructions on P devices. Raises VerifyError if a schedule is not legal or a
@@ -101,7 +106,7 @@ def build_tasks(
         case Schedule():
             verify(subject, routes=routes)
             routes = route_sequence(routes, subject.n_stages)
-            costs = make_costs(subject.n_stages, subject.n_devices, routes, **options)
+            costs = make_costs(subject.n_stages, subject.n_devices, routes, (), subject.n_slices, **options)
             tasks = tasks_of_schedule(subject, routes, costs)
         case Program():
             if routes is not None:

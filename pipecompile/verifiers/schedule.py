@@ -8,9 +8,11 @@
 4. Two actions that overlap are neighbours in a row, F and then B or I, and neither needs the other: a pair begins when all that
    both need is there.
 5. Between devices no waits form a cycle.
-6. Parameters that are sharded are there when their stage computes, and gradients are reduced once (`sharding.py`).
+6. In a schedule of slices every (stage, micro-batch, slice) has these actions, and slices wait for each other as `ir/slices.py` says.
+7. Parameters that are sharded are there when their stage computes, and gradients are reduced once (`sharding.py`).
 
-Actions are encoded as integers, so that a need is at a constant distance from its action: every check is linear.
+Actions are encoded as integers, so that a need is at a constant distance from its action: every check is linear. The units of a
+schedule are its micro-batches, or the slices of all of them.
 """
 
 from __future__ import annotations
@@ -18,12 +20,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from pipecompile.ir import SHARDING, Action, Kind, Route, Schedule
 from pipecompile.ir.overlap import is_pair
+from pipecompile.ir.slices import unit_text
+from pipecompile.ir.units import counted
 from pipecompile.verifiers.deadlock import Step, deadlocks
 from pipecompile.verifiers.sharding import microbatch_fault, sharding_faults
+from pipecompile.verifiers.slices import slice_fault, slice_needs, slice_reason
 
 __all__ = ["schedule_faults", "schedule_needs", "schedule_waits", "shape_faults"]
 
@@ -41,7 +47,7 @@ def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
         faults += sharding_faults(schedule)
         computed = (tuple(action for action in row if action.kind not in SHARDING) for row in schedule.rows)
         schedule = replace(schedule, rows=tuple(computed))
-    numbers = _Numbers(schedule.n_microbatches)
+    numbers = _Numbers(schedule.n_units, schedule.n_slices)
     rows = [numbers.row(row) for row in schedule.rows]
     counts = Counter(number for row in rows for number in row)
     needs = _needs(schedule.n_stages, numbers, routes, {LETTERS[number % N_KINDS] for number in counts})
@@ -54,22 +60,31 @@ def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Actions encoded as integers: N_KINDS * (stage * n_microbatches + micro-batch) + index of the kind in LETTERS."""
+    """Actions encoded as integers: N_KINDS * (stage * n_units + unit) + index of the kind in LETTERS."""
 
-    n_microbatches: int
+    n_units: int
+    n_slices: int = 1
 
     def row(self, row: Iterable[Action]) -> list[int]:
-        order, m = {kind: place for place, kind in enumerate(LETTERS)}, self.n_microbatches
-        return [(a.stage * m + a.microbatch) * N_KINDS + order[a.kind] for a in row]
+        order, n, n_slices = {kind: place for place, kind in enumerate(LETTERS)}, self.n_units, self.n_slices
+        if n_slices == 1:
+            return [(a.stage * n + a.microbatch) * N_KINDS + order[a.kind] for a in row]
+        return [(a.stage * n + a.unit(n_slices)) * N_KINDS + order[a.kind] for a in row]
 
     def action(self, number: int) -> Action:
         cell, kind = divmod(number, N_KINDS)
-        stage, microbatch = divmod(cell, self.n_microbatches)
-        return Action(stage, LETTERS[kind], microbatch)
+        stage, unit = divmod(cell, self.n_units)
+        parts = (unit,) if self.n_slices == 1 else divmod(unit, self.n_slices)
+        return Action(stage, LETTERS[kind], *parts)
 
-    def step(self, kind: Kind, need: Kind, stages: int = 0) -> int:
-        """Return the distance from an action to the action of kind `need`, same micro-batch, `stages` stages later."""
-        return N_KINDS * self.n_microbatches * stages + LETTERS.index(need) - LETTERS.index(kind)
+    def step(self, kind: Kind, need: Kind, stages: int = 0, slices: int = 0) -> int:
+        """Return the distance from an action to the action of kind `need`, so many stages and slices later."""
+        return N_KINDS * (self.n_units * stages + slices) + LETTERS.index(need) - LETTERS.index(kind)
+
+    def slice_steps(self, place: int, kind: Kind, kinds: Collection[Kind]) -> tuple[int, ...]:
+        """Return the distances from an action on slice `place` to the actions of other slices that it needs, if they are of `kinds`."""
+        needs = slice_needs(kind, place, self.n_slices)
+        return tuple(self.step(kind, need, slices=other - place) for other, need in needs if need in kinds)
 
 
 def shape_faults(schedule: Schedule) -> list[str]:
@@ -80,6 +95,10 @@ def shape_faults(schedule: Schedule) -> list[str]:
 def _count_and_placement_faults(schedule: Schedule) -> Iterator[str]:
     if schedule.n_stages < 1 or schedule.n_microbatches < 1:
         yield f"{schedule.n_stages} stages and {schedule.n_microbatches} micro-batches: at least one of each is needed"
+    if schedule.n_slices < 1:
+        yield f"{schedule.n_slices} slices per micro-batch: at least one is needed"
+    elif schedule.n_slices > max(1, n_actions := sum(map(len, schedule.rows))):
+        yield f"{schedule.n_slices} slices per micro-batch, and the schedule has {counted(n_actions, 'action')}"
     if len(schedule.placement) != schedule.n_stages:
         yield f"{len(schedule.placement)} stages are placed, there are {schedule.n_stages}"
     for stage, device in enumerate(schedule.placement):
@@ -93,7 +112,7 @@ def _range_faults(schedule: Schedule) -> Iterator[str]:
         for action in row:
             if not 0 <= action.stage < n_stages:
                 yield f"{action} on device {device}: stages are 0 to {n_stages - 1}"
-            if fault := microbatch_fault(action, n_microbatches):
+            if fault := microbatch_fault(action, n_microbatches) or slice_fault(action, schedule.n_slices):
                 yield f"{action} on device {device}: {fault}"
 
 
@@ -103,38 +122,42 @@ def _count_faults(schedule: Schedule, numbers: _Numbers, counts: Counter[int]) -
             if count > 1:
                 yield f"{numbers.action(number)} is run {count} times, once is right"
     have: list[list[set[int]]] = [[set() for _ in LETTERS] for _ in range(schedule.n_stages)]
-    per_stage = N_KINDS * schedule.n_microbatches
+    n_units = schedule.n_units
     for number in counts:
-        have[number // per_stage][number % N_KINDS].add(number // N_KINDS % schedule.n_microbatches)
-    trained = any(any(microbatches[1:]) for microbatches in have)
+        have[number // (N_KINDS * n_units)][number % N_KINDS].add(number // N_KINDS % n_units)
+    trained = any(any(units[1:]) for units in have)
+    listed = partial(_listed, n_slices=schedule.n_slices)
     for stage, (f, b, i, w, r, out, back) in enumerate(have):
-        yield from _missing(f"stage {stage} never runs F", f, schedule.n_microbatches)
+        yield from listed(f"stage {stage} never runs F", *_missing(f, n_units))
         if trained:
-            yield from _missing(f"stage {stage} never runs B, nor I and W,", b | i | w, schedule.n_microbatches)
-        yield from _listed(f"stage {stage} runs B and also I or W", b & (i | w))
-        yield from _listed(f"stage {stage} runs I without W", i - w)
-        yield from _listed(f"stage {stage} runs W without I", w - i)
-        yield from _listed(f"stage {stage} runs R without B or I", r - b - i)
-        yield from _listed(f"stage {stage} runs OFFLOAD without RELOAD", out - back)
-        yield from _listed(f"stage {stage} runs RELOAD without OFFLOAD", back - out)
-        yield from _listed(f"stage {stage} runs OFFLOAD without B or I", (out & back) - b - i)
-        yield from _listed(f"stage {stage} runs R and also OFFLOAD or RELOAD", r & (out | back))
+            yield from listed(f"stage {stage} never runs B, nor I and W,", *_missing(b | i | w, n_units))
+        yield from listed(f"stage {stage} runs B and also I or W", b & (i | w))
+        yield from listed(f"stage {stage} runs I without W", i - w)
+        yield from listed(f"stage {stage} runs W without I", w - i)
+        yield from listed(f"stage {stage} runs R without B or I", r - b - i)
+        yield from listed(f"stage {stage} runs OFFLOAD without RELOAD", out - back)
+        yield from listed(f"stage {stage} runs RELOAD without OFFLOAD", back - out)
+        yield from listed(f"stage {stage} runs OFFLOAD without B or I", (out & back) - b - i)
+        yield from listed(f"stage {stage} runs R and also OFFLOAD or RELOAD", r & (out | back))
 
 
-def _missing(what: str, present: set[int], expected: int) -> Iterator[str]:
-    """Yield the micro-batches below `expected` that are not in `present`. Look at no more than are shown: `expected` may
+def _missing(present: set[int], expected: int) -> tuple[Iterable[int], int]:
+    """Return units below `expected` that are not in `present`, and their number. Look at no more than are shown: `expected` may
     be huge.
     """
-    if count := expected - len(present):
-        yield from _listed(what, islice((m for m in range(expected) if m not in present), SHOWN), count)
+    count = expected - len(present)
+    return islice((unit for unit in range(expected) if unit not in present), min(count, SHOWN)), count
 
 
-def _listed(what: str, microbatches: Iterable[int], count: int | None = None) -> Iterator[str]:
-    shown = sorted(microbatches)
+def _listed(what: str, units: Iterable[int], count: int | None = None, *, n_slices: int) -> Iterator[str]:
+    """Yield a fault of these units, with the numbers of the first; `count` is how many there are, by default those of `units`."""
+    shown = sorted(units)
     count = len(shown) if count is None else count
     if count:
+        noun = f"micro-batch{'es' * (count > 1)}" if n_slices == 1 else f"slice{'s' * (count > 1)}"
+        texts = (unit_text(unit, n_slices) for unit in shown[:SHOWN])
         more = f" and {count - SHOWN} more" if count > SHOWN else ""
-        yield f"{what} for micro-batch{'es' * (count > 1)} {', '.join(map(str, shown[:SHOWN]))}{more}"
+        yield f"{what} for {noun} {', '.join(texts)}{more}"
 
 
 def _place_faults(schedule: Schedule) -> Iterator[str]:
@@ -201,7 +224,7 @@ def _order_faults(schedule: Schedule, rows: list[list[int]], needs: Needs, count
 
 def schedule_waits(schedule: Schedule, routes: Sequence[Route]) -> list[list[Step]]:
     """Return, per row and action, what it waits for on other devices, and its own number, for which others wait."""
-    numbers = _Numbers(schedule.n_microbatches)
+    numbers = _Numbers(schedule.n_units, schedule.n_slices)
     rows = [numbers.row(row) for row in schedule.rows]
     counts = Counter(number for row in rows for number in row)
     needs = _needs(schedule.n_stages, numbers, routes, {LETTERS[number % N_KINDS] for number in counts})
@@ -227,14 +250,18 @@ def _waits(
 ) -> list[list[Step]]:
     """Return what each action waits for on other devices, and its number. Append the faults of order within each row."""
     waits: list[list[Step]] = []
-    per_stage = N_KINDS * schedule.n_microbatches
+    per_stage, n_slices = N_KINDS * schedule.n_units, schedule.n_slices
+    of_slices = _slice_steps(schedule, counts)
     for device, (row, begins) in enumerate(zip(rows, _pair_begins(schedule), strict=True)):
         position = dict(zip(reversed(row), range(len(row) - 1, -1, -1), strict=True))
         steps: list[Step] = []
         for index, number in enumerate(row):
             elsewhere: tuple[Hashable, ...] = ()
             begin = index - 1 if index - 1 in begins else index
-            for distance in needs[number // per_stage][number % N_KINDS]:
+            steps_of = needs[number // per_stage][number % N_KINDS]
+            if of_slices:
+                steps_of += of_slices[number // N_KINDS % n_slices][number % N_KINDS]
+            for distance in steps_of:
                 need = number + distance
                 if (at := position.get(need)) is not None:
                     if at >= begin and position[number] == index:
@@ -248,8 +275,17 @@ def _waits(
     return waits
 
 
+def _slice_steps(schedule: Schedule, counts: Collection[int]) -> list[list[tuple[int, ...]]]:
+    """Return, per slice and index of the kind in LETTERS, the distances to what the action needs of other slices; [] without slices."""
+    if schedule.n_slices == 1:
+        return []
+    numbers, kinds = _Numbers(schedule.n_units, schedule.n_slices), {LETTERS[number % N_KINDS] for number in counts}
+    return [[numbers.slice_steps(place, kind, kinds) for kind in LETTERS] for place in range(schedule.n_slices)]
+
+
 def _early(row: Sequence[Action], device: int, index: int, late: int) -> str:
     action, need = row[index], row[late]
+    why = slice_reason(action, need) or "which it needs"
     if late < index:
-        return f"{action} overlaps with {need}, which it needs"
-    return f"{action} runs before {need}, which it needs\n      device {device} │ … {action} … {need} …"
+        return f"{action} overlaps with {need}, {why}"
+    return f"{action} runs before {need}, {why}\n      device {device} │ … {action} … {need} …"

@@ -12,6 +12,7 @@ from pipecompile.errors import VerifyError
 from pipecompile.ir import Action, Kind, Schedule
 from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.slices import first_slice
 from pipecompile.ir.written_program import overlaps_fault
 
 __all__ = ["check_form", "form_faults"]
@@ -27,12 +28,18 @@ def check_form(schedule: Schedule | PeriodicSchedule) -> None:
 def form_faults(schedule: Schedule | PeriodicSchedule) -> list[str]:
     """Return a fault for each part with another type, and for counts without an end. Linear."""
     is_periodic = isinstance(schedule, PeriodicSchedule)
-    counts = ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches")
+    counts = ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches", "n_slices")
     faults = [*_count_faults(schedule, counts), *_placement_faults(schedule)]
     if isinstance(schedule, Schedule) and (fault := overlaps_fault(schedule.overlaps)):
         faults.append(fault)
     for part in ("prologue", "period", "epilogue") if is_periodic else ("rows",):
         faults += _row_faults(part, getattr(schedule, part))
+    if (
+        isinstance(schedule, PeriodicSchedule)
+        and not faults
+        and (sliced := first_slice((*schedule.prologue, *schedule.period, *schedule.epilogue)))
+    ):
+        faults.append(f"{sliced} is on a slice, and a periodic schedule has whole micro-batches")
     return faults
 
 
@@ -75,9 +82,9 @@ def _row_faults(part: str, rows: object) -> Iterator[str]:
 
 def _has_numbers(rows: tuple[tuple[Action, ...], ...]) -> bool:
     """Return whether the fields of all actions have the very types that they should have: the usual case, in a third of the time."""
-    types = {(type(a.stage), type(a.kind), type(a.microbatch)) for row in rows for a in row}
-    return types <= {(int, Kind, int)} and all(
-        max(abs(a.stage), abs(a.microbatch)) <= MOST_REPETITIONS for row in rows for a in row
+    types = {(type(a.stage), type(a.kind), type(a.microbatch), type(a.slice)) for row in rows for a in row}
+    return types <= {(int, Kind, int, int)} and all(
+        max(abs(a.stage), abs(a.microbatch), abs(a.slice)) <= MOST_REPETITIONS for row in rows for a in row
     )
 
 
@@ -87,4 +94,5 @@ def _is_action(action: object) -> bool:
         and isinstance(action.kind, Kind)
         and _is_few(action.stage)
         and _is_few(action.microbatch)
+        and _is_few(action.slice)
     )

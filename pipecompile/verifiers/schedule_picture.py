@@ -13,7 +13,7 @@ from pipecompile.ir import Action
 
 __all__ = ["marked"]
 
-_ACTION = re.compile(r"\b[0-9]+(?:(?:[FBIWR]|OFFLOAD|RELOAD)[0-9]+|UNSHARD|RESHARD|REDUCE_GRAD)\b")
+_ACTION = re.compile(r"\b[0-9]+(?:(?:[FBIWR]|OFFLOAD|RELOAD)[0-9]+(?:\.[0-9]+)?|UNSHARD|RESHARD|REDUCE_GRAD)\b")
 _MOST_CELLS, _MOST_DEVICES = 24, 16
 """Limits of a readable picture: cells of a row, and devices. Each fault of order has an excerpt of its own."""
 

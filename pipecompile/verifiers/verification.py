@@ -45,7 +45,7 @@ def verify(
     deadlock in any of `models`: "buffered" (sends never wait), "rendezvous" (sends wait for their receives), "fifo"
     (messages between two devices arrive in the order in which they were sent).
 
-    `in_flight` is the largest allowed number of micro-batches in flight, one number or one per device. `memory_limit`
+    `in_flight` is the largest allowed number of micro-batches (or of slices) in flight, one number or one per device. `memory_limit`
     is the largest allowed size in bytes of a program's live values, one number or one per device, where stage s saves
     `saved_bytes[s]` bytes for a backward, and holds `unsharded_bytes[s]` of gathered parameters from UNSHARD to RESHARD.
 

@@ -72,7 +72,7 @@ class Couple:
         (frozenset({3}), "frozenset({3})"), (range(2), "range(0, 2)"), (len, "len"), (nn.Linear, "Linear"), ([int], "[int]"),
         (torch.device("cpu"), "device(type='cpu')"), (torch.float32, "torch.float32"), (Path("a/b"), "'a/b'"),
         (np.float64(2.0), "np.float64(2.0)"), (Fraction(1, 2), "Fraction(1, 2)"), (Decimal("0.5"), "Decimal('0.5')"),
-        (Action(1, Kind.FORWARD, 10**5000), f"Action(stage=1, kind=Kind.FORWARD, microbatch={MANY_DIGITS})"),
+        (Action(1, Kind.FORWARD, 10**5000), f"Action(stage=1, kind=Kind.FORWARD, microbatch={MANY_DIGITS}, slice=-1)"),
         (torch.ones(3), "<Tensor>"), (np.ones(3), "<ndarray>"), (object(), "<object>"), (nn.Linear(1, 1), "<Linear>"),
         (Couple(1, [2]), "Couple(one=1, two=[2])"), (Couple, "Couple"),
     ],

@@ -29,7 +29,7 @@ def test_the_whole_way_down(check_golden: CheckGolden) -> None:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", [name for name, entry in CATALOGUE.items() if entry.runs])
 def test_every_schedule_of_every_size_is_legal_at_both_levels(name: str) -> None:
     chunks = CATALOGUE[name].chunks
     for n_devices in range(1, 5):

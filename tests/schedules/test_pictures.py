@@ -36,9 +36,12 @@ DRAWN = {
     "dualpipev-overlap": ("dualpipev_overlap", 4, 5, 2),
     "po-half": ("po_half", 4, 4, 2),
     "po-full": ("po_full", 4, 4, 2),
+    "seq1f1b": ("seq1f1b", 3, 2, 3),
+    "seq1f1b-interleaved": ("seq1f1b_interleaved", 4, 2, 2),
+    "terapipe": ("terapipe", 3, 2, 3),
     "forward": ("forward", 3, 4, 3),
 }
-"""Module, stages, micro-batches and devices of the picture."""
+"""Module, stages, micro-batches and devices of the picture; 2 slices per micro-batch if there are any."""
 
 
 def test_every_schedule_is_drawn() -> None:
@@ -52,5 +55,7 @@ def test_the_picture_is_what_the_builder_gives(name: str) -> None:
     found = [
         line.strip().split("   P = ")[0].rstrip() for line in text.splitlines() if line.strip().startswith("device ")
     ]
-    assert found[:n_devices] == drawn(build_schedule(name, n_stages, n_microbatches, n_devices=n_devices))
+    slices = 2 if CATALOGUE[name].has_slices else None
+    schedule = build_schedule(name, n_stages, n_microbatches, n_devices=n_devices, n_slices=slices)
+    assert found[:n_devices] == drawn(schedule)
     assert f"P = {n_devices}, M = {n_microbatches}" in text

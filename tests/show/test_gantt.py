@@ -38,6 +38,11 @@ def test_every_cell_bears_its_micro_batch(predicted):
     assert cells == sorted(str(m) for m in range(8) for _ in range(4 * 2))
 
 
+def test_every_cell_bears_its_slice():
+    figure = timeline_figure(simulate(Schedule.from_csv("0F0.0,0F0.1,0B0.1,0B0.0\n")))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.0", "0.1", "0.1", "0.0"]
+
+
 def test_cells_and_copies_are_drawn_where_they_happen(predicted):
     figure = timeline_figure(predicted)
     (row, *_) = figure.axes

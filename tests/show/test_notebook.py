@@ -8,6 +8,7 @@ import pipecompile.show.notebook  # noqa: F401 registers the formatters
 from pipecompile.ir import Schedule
 from pipecompile.ir.timeline import Timeline
 from pipecompile.passes import lower
+from pipecompile.schedules import build_schedule
 
 
 def parsed(html: str) -> ET.Element:
@@ -20,6 +21,14 @@ def test_a_schedule_shows_its_cells(schedule: Schedule) -> None:
     titles = [title.text.split(":")[0] for title in parsed(html).iter("title")]
     assert sorted(titles) == sorted(str(action) for row in schedule.rows for action in row)
     assert "1f1b</b>, 4 stages on 4 devices, 8 micro-batches" in html
+
+
+def test_slices_are_named_and_counted() -> None:
+    html = build_schedule("seq1f1b", 2, 2, n_slices=2)._repr_html_()
+    root = parsed(html)
+    assert "2 stages on 2 devices, 2 micro-batches of 2 slices; slices in flight per device: 3 2" in html
+    assert "1F1.1" in {title.text.split(":")[0] for title in root.iter("title")}
+    assert "1.1" in {text.text for text in root.iter("text")}
 
 
 def test_what_is_wrong_with_a_schedule_is_said_instead() -> None:

@@ -115,7 +115,7 @@ const lineColour = (device, count) => `hsl(${250 - (190 * device) / Math.max(cou
 const under = (spans, at) => spans.find((s) => s[3] <= at && at < s[3] + s[4]);
 
 function cellText([stage, kind, mb, start, seconds, critical]) {
-  const head = `${stage}${kind}${mb}: ${KINDS[kind]} of stage ${stage}, micro-batch ${mb}`;
+  const head = `${stage}${kind}${mb}: ${KINDS[kind]} of stage ${stage}, ${String(mb).includes(".") ? "slice" : "micro-batch"} ${mb}`;
   return `${head}\n${time(start)} to ${time(start + seconds)}, ${time(seconds)}${critical ? "\non the critical path" : ""}`;
 }
 
