@@ -25,6 +25,7 @@ from pipecompile.costs.node_run import NodeRun, SavedLedger, map_tensors, settle
 from pipecompile.errors import InputError, described
 from pipecompile.torch_private.dtensors import like, part_of
 from pipecompile.torch_private.fx_graphs import target_text
+from pipecompile.torch_private.modules import backward_hooks_removed
 from pipecompile.tracing.fakes.fake_tensors import with_unknown_data
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.recomputed_region import RecomputedRegion
@@ -70,7 +71,8 @@ def walk(graph: GraphModule, inputs: Sequence[object], meter: Callable[[NodeRun]
             "the inputs do not fit the graph", why=why, hint="pass one flat value per placeholder, in order"
         )
     walker = _Walker(graph, meter)
-    walker.run(*inputs, enable_io_processing=False)
+    with backward_hooks_removed(graph):  # they are to see the model's own gradients alone
+        walker.run(*inputs, enable_io_processing=False)
     makers = {name: walker.ledger.makers(kept) for name, kept in walker.kept.items()}
     return {name: replace(visit, saves=makers[name]) for name, visit in walker.visits.items()}
 

@@ -19,7 +19,7 @@ from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.dispatch import run_inline
-from pipecompile.runtime.hooked_updates import HookedUpdates
+from pipecompile.runtime.hooked_updates import HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.registers import Frame
@@ -60,7 +60,7 @@ class Executable:
         self.step_graphs = binding.step_graphs
         graphs = [graph for cell in self.cells if isinstance(cell, VariantCell) for graph in cell.graphs.values()]
         self.parameters = tuple(dict.fromkeys(own for graph in (self.graph, *graphs) for own in graph.parameters()))
-        self.updates = HookedUpdates(self.parameters, self.program)
+        self.updates = HookedUpdates(self.parameters, self.program, read_state(self.cells))
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
 
     @cached_property
@@ -136,7 +136,7 @@ class Executable:
     def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:
         """Run code on a frame, in this thread or in workers. Raise RunError with stage, micro-batch and the user's line."""
         is_half = any(code is half for half in self.__dict__.get("halves", ()))  # of `pipe(x)`: autograd runs the hooks
-        samples = () if is_half else self.updates.samples()
+        before = None if is_half else self.updates.before()
         try:
             self._launch(code, frame, workers)
         except InstructionFailure as failure:
@@ -146,8 +146,8 @@ class Executable:
             self.norms.forget()
             raise
         else:
-            if samples:
-                self.updates.check(samples)
+            if before is not None:
+                self.updates.check(before)
             return
         raise error
 

@@ -3,21 +3,27 @@
 Hooks that change parameters within a step, as an optimizer in the backward does: a loop runs the forward of the next micro-batch on the
 changed parameters. A schedule with several micro-batches in flight has run it before, on the old ones.
 
+Hooks and backwards of `torch.autograd.Function` that write a buffer which the forward reads: the same.
+
 `register_multi_grad_hook`: a loop calls the function once per backward. The stages each run a backward of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.ir import Kind, Program
+from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables
+from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["ADVICE", "HookedUpdates", "is_loop"]
+__all__ = ["ADVICE", "HookedUpdates", "is_loop", "read_state"]
 
 _SAMPLED = 64
 """Elements of a parameter that are compared: an update changes nearly all."""
@@ -28,8 +34,18 @@ ADVICE = (
 )
 """Why a backward may find that a tensor was changed, and what to try."""
 
+_ADVICE_ON_STATE = "n_microbatches=1, or write it after the step"
+
 Sample = tuple[torch.Tensor, torch.Tensor]
 """A parameter and some of its elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """State before a run, to compare with: elements of parameters that have hooks, and how often each tensor was written."""
+
+    samples: Sequence[Sample] = ()
+    versions: Sequence[int] = ()
 
 
 def is_loop(program: Program) -> bool:
@@ -44,12 +60,26 @@ def is_loop(program: Program) -> bool:
     return True
 
 
-class HookedUpdates:
-    """Notices, with one warning each, that a parameter with hooks changes during a run, and hooks on several gradients at once."""
+def read_state(cells: Iterable[Cell | VariantCell]) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that stages read, but for those that their forwards may write, by name."""
+    cells = tuple(cells)
+    written = {id(one) for cell in cells for effects in cell.all_effects for one in effects.written_buffers}
+    modules = [module for cell in cells for module in cell.modules]
+    named = (pair for module in modules for pair in (*module.named_buffers(), *module.named_parameters()))
+    return {name.removeprefix("_of_model."): tensor for name, tensor in named if id(tensor) not in written}
 
-    def __init__(self, parameters: Iterable[torch.Tensor], program: Program) -> None:
+
+class HookedUpdates:
+    """Notices, with one warning each, that a parameter with hooks or other state changes during a run, and hooks on several gradients
+    at once.
+
+    `state` has the tensors that forwards read and do not write, by name.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor], program: Program, state: Mapping[str, torch.Tensor]) -> None:
         self._parameters = tuple(parameters)
         self._is_warned = is_loop(program)
+        self._names, self._state = ((), ()) if self._is_warned else (tuple(state), tuple(state.values()))
         self._is_divided = program.n_stages > 1
 
     @property
@@ -57,8 +87,8 @@ class HookedUpdates:
         """Whether a parameter has hooks on its gradient now."""
         return any(map(gradient_hook_tables, self._parameters))
 
-    def samples(self) -> Sequence[Sample]:
-        """Return some elements of each parameter that has hooks. Warn of hooks on several gradients, if there are several stages."""
+    def before(self) -> Before:
+        """Return what to compare after a run. Warn of hooks on several gradients, if there are several stages."""
         hooked = [one for one in self._parameters if gradient_hook_tables(one)]
         if hooked and self._is_divided and any(map(_has_joint_hook, hooked)):
             self._is_divided = False
@@ -67,16 +97,28 @@ class HookedUpdates:
                 " other stages, unlike in a loop over micro-batches. Try to read .grad after the step",
                 RecordingWarning,
             )
-        return [] if self._is_warned else [(one, _elements(one)) for one in hooked]
+        samples = [] if self._is_warned else [(one, _elements(one)) for one in hooked]
+        return Before(samples, [*map(version_of, self._state)])
 
-    def check(self, samples: Sequence[Sample]) -> None:
-        """Warn if a parameter has changed since."""
-        if all(torch.equal(_elements(parameter), before) for parameter, before in samples):
-            return
-        self._is_warned = True
+    def check(self, before: Before) -> None:
+        """Warn if a parameter or other state has changed since."""
+        if not all(torch.equal(_elements(parameter), sample) for parameter, sample in before.samples):
+            self._is_warned = True
+            warn(
+                f"{ADVICE[0]}: a micro-batch whose forward had run before the change used the old values, unlike in a loop over"
+                f" micro-batches. Try {ADVICE[1]}",
+                RecordingWarning,
+            )
+        elif self._state and before.versions != [*map(version_of, self._state)]:
+            self._check_state(before.versions)
+
+    def _check_state(self, versions: Sequence[int]) -> None:
+        changed = zip(self._names, self._state, versions, strict=True)
+        name = next(name for name, tensor, version in changed if version_of(tensor) != version)
+        self._names, self._state = (), ()
         warn(
-            f"{ADVICE[0]}: a micro-batch whose forward had run before the change used the old values, unlike in a loop over"
-            f" micro-batches. Try {ADVICE[1]}",
+            f"{name}, which the forward reads, was written during the step, by a hook or a backward: a micro-batch whose forward"
+            f" had run before the write read the old values, unlike in a loop over micro-batches. Try {_ADVICE_ON_STATE}",
             RecordingWarning,
         )
 

@@ -27,6 +27,7 @@ __all__ = [
     "NormBase",
     "apply_to_tensors",
     "backward_hooks_of",
+    "backward_hooks_removed",
     "buffers_of",
     "children_of",
     "copy_metadata",
@@ -143,6 +144,20 @@ backward_hooks_of: Callable[[nn.Module], tuple[dict[int, Any], ...]] = attrgette
     "_backward_hooks", "_backward_pre_hooks"
 )
 """Return the tables of a module's own hooks that run with its backward. 2.11."""
+
+
+@contextmanager
+def backward_hooks_removed(model: nn.Module) -> Iterator[None]:
+    """Take the hooks that run with a backward off all modules until the block ends. 2.11."""
+    tables = [table for module in model.modules() for table in backward_hooks_of(module) if table]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, before, strict=True):
+            table.update(hooks)
 
 
 EXTRA_STATE: str = _module._EXTRA_STATE_KEY_SUFFIX

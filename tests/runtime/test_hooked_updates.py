@@ -91,3 +91,64 @@ def test_a_hook_on_several_gradients_is_warned_of(mode: str) -> None:
         warnings.simplefilter("error")
         pipe(torch.randn(4, 4)).sum().backward()
     assert len(calls) == 3
+
+
+class Adds(torch.autograd.Function):
+    """Adds to a tensor in its backward."""
+
+    @staticmethod
+    def forward(ctx, h, state):
+        ctx.state = state
+        return h * 1.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.state.add_(gradient.abs().mean())
+        return gradient, None
+
+
+class Adaptive(nn.Module):
+    """The forward adds a number that hooks or a backward write."""
+
+    def __init__(self, writer: str) -> None:
+        super().__init__()
+        self.inner, self.outer, self.writer = nn.Linear(4, 4), nn.Linear(4, 4), writer
+        self.register_buffer("scale", torch.ones(()))
+        if writer == "weight":
+            self.inner.weight.register_hook(self.note)
+        if writer == "layer":
+            self.inner.register_full_backward_hook(lambda _layer, _of_inputs, of_outputs: self.note(of_outputs[0]))
+
+    def note(self, gradient: torch.Tensor) -> None:
+        self.scale.add_(gradient.abs().mean())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        if self.writer == "function":
+            h = Adds.apply(h, self.scale)
+        if self.writer == "tensor" and h.requires_grad:
+            h.register_hook(self.note)
+        return self.outer(h + self.scale)
+
+
+@pytest.mark.parametrize("writer", ["weight", "layer", "function", "tensor"])
+def test_state_that_is_written_while_micro_batches_are_in_flight_is_warned_of(writer: str) -> None:
+    """Forwards of the first stage silently read what a loop would have written before."""
+    model, loss = Adaptive(writer), lambda y: y.square().mean()
+    pipe = pc.compile(model, 2, n_microbatches=2, schedule="1f1b", loss_fn=loss, cost="analytic", check=False)
+    with pytest.warns(pc.RecordingWarning, match="scale, which the forward reads, was written during the step"):
+        pipe.step(torch.randn(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pc.RecordingWarning)
+        pipe.step(torch.randn(4, 4))  # once per program
+
+
+def test_state_that_only_the_loop_after_the_step_reads_is_not_warned_of() -> None:
+    model = Adaptive("none")
+    total = torch.zeros(())
+    model.inner.weight.register_hook(lambda gradient: total.add_(gradient.abs().mean()) and None)
+    pipe = pc.compile(model, 2, n_microbatches=2, schedule="1f1b", loss_fn=lambda y: y.square().mean(), cost="analytic")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe.step(torch.randn(4, 4))
+    assert total > 0

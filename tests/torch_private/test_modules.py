@@ -21,6 +21,7 @@ from pipecompile.torch_private.modules import (
     NormBase,
     apply_to_tensors,
     backward_hooks_of,
+    backward_hooks_removed,
     buffers_of,
     children_of,
     copy_metadata,
@@ -141,3 +142,15 @@ def test_a_recording_and_its_check_have_a_cache_of_parametrizations_of_their_own
     eager(x).sum().backward()
     assert torch.equal(loss, eager(x).sum())
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), eager.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+def test_backward_hooks_are_removed_and_put_back() -> None:
+    layer, calls = nn.Linear(2, 2), []
+    layer.register_full_backward_hook(lambda *_: calls.append("hook"))
+    layer.register_full_backward_pre_hook(lambda *_: calls.append("pre"))
+    model = nn.Sequential(layer)
+    with backward_hooks_removed(model):
+        model(torch.ones(1, 2)).sum().backward()
+    assert not calls
+    model(torch.ones(1, 2)).sum().backward()
+    assert calls == ["pre", "hook"]
