@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import pipecompile as pc
 from tests.support.eager import accumulate, assert_same, square_loss
@@ -135,20 +136,32 @@ class Weight(Base):
         return self.head(h * self.scale)
 
 
-MODELS: list[Callable[[], Base]] = [InBranch, InMethod, ByText, Plain, Codebook, Gates, Always, Weight]
+class Region(Base):
+    """A region of the model's own checkpointing reads a buffer that the forward writes."""
+
+    def scaled(self, h: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(h) * self.rows[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        self.rows.mul_(1.05)
+        return self.head(checkpoint(self.scaled, h, use_reentrant=False))
+
+
+MODELS: list[Callable[[], Base]] = [InBranch, InMethod, ByText, Plain, Codebook, Gates, Always, Weight, Region]
 
 
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
-@pytest.mark.parametrize("checkpoint", ["never", "always", "except_last"])
+@pytest.mark.parametrize("mode", ["never", "always", "except_last"])
 @pytest.mark.parametrize("n_stages", [2, 3])
 @pytest.mark.parametrize("make", MODELS)
-def test_steps_are_equal_to_eager(make: Callable[[], Base], n_stages: int, checkpoint: str, dispatch: str) -> None:
+def test_steps_are_equal_to_eager(make: Callable[[], Base], n_stages: int, mode: str, dispatch: str) -> None:
     torch.manual_seed(0)
     model = make()
     twin = copy.deepcopy(model)
     options = {"n_microbatches": 4, "loss_fn": square_loss, "schedule": "1f1b", "cost": "analytic"}
-    pipe = pc.compile(model, n_stages, checkpoint=checkpoint, dispatch=dispatch, **options)
+    pipe = pc.compile(model, n_stages, checkpoint=mode, dispatch=dispatch, **options)
     for scale in (1, 100, 200, 1):
         x = torch.rand(8, 8) * scale
         torch.testing.assert_close(pipe.step(x), accumulate(twin, x, 4), rtol=1e-5, atol=1e-6)

@@ -3,6 +3,9 @@
     nodes                    regions                     code
     a  b  c  d  e            a [b  c] d [e]              a;  b, c = region(a);  d;  e = region(d, c)
 
+A region gets a copy of state of the model that nodes outside of it write: its recomputation is to read what the region read, and not
+what later micro-batches wrote.
+
 The graph itself stays flat, for all analyses: only `forward` of its module is replaced. A region inside a region is a call
 inside the code of the outer one. Switches of grad mode and autocast are made anew, from the mode in which a region was called.
 """
@@ -10,7 +13,7 @@ inside the code of the outer one. Switches of grad mode and autocast are made an
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -40,7 +43,8 @@ def install_regions(module: fx.GraphModule, wrap: _Wrap = lambda function: funct
     nodes = list(module.graph.nodes)
     calls = [node for node in nodes if node.op in _CALLS and facts(node).role is Role.VALUE]
     outside = next(region.outside for node in calls if (region := facts(node).region))
-    code = _Code(module, outside, _lasting(nodes), wrap)
+    lasting = _lasting(nodes)
+    code = _Code(module, outside, lasting, lasting.intersection(_written(nodes)), wrap)
     for node in nodes:
         if node.op == "placeholder":
             code.fetch(node)
@@ -54,11 +58,13 @@ def install_regions(module: fx.GraphModule, wrap: _Wrap = lambda function: funct
 class _Code:
     """A graph with the nodes of a region, or with those outside of all, in which inner regions are calls.
 
-    `lasting` are keys of the memory of the model's tensors.
+    `lasting` are keys of the memory of the model's tensors, `written` of what the stage writes of it.
     """
 
-    def __init__(self, module: fx.GraphModule, outside: Ambient, lasting: frozenset[int], wrap: _Wrap) -> None:
-        self.module, self.wrap, self.graph = module, wrap, fx.Graph()
+    def __init__(
+        self, module: fx.GraphModule, outside: Ambient, lasting: frozenset[int], written: frozenset[int], wrap: _Wrap
+    ) -> None:
+        self.module, self.wrap, self.graph, self.written = module, wrap, fx.Graph(), written
         self.regions = Regions(self.graph, outside)
         self.copies: dict[fx.Node, fx.Node] = {}
         self.lasting = lasting
@@ -89,33 +95,59 @@ class _Code:
         own = set(members)
         inputs = list(dict.fromkeys(s for node in members for s in node.all_input_nodes if s not in own))
         outputs = [node for node in members if any(user not in own for user in node.users)]
-        part = _Code(self.module, region.ambient, self.lasting, self.wrap)
-        for source in inputs:
-            part.copies[source] = part.graph.placeholder(source.name)
-        part.add(members, depth + 1)
-        part.regions.close()
-        part.graph.output(tuple(part.copies[node] for node in outputs))
-        writes = any(facts(node).mutates & self.lasting for node in members)
+        part = self._part(region, inputs, members, outputs, depth + 1)
+        written = _written(members)
+        writes = not self.lasting.isdisjoint(written)
+        copied = {source for source in inputs if facts(source).storages & self.written - written}
         call = RegionCall(
             region,
-            partial(type(fx.GraphModule(self.module, part.graph, "Region")).forward, self.module),
-            frozenset(place for place, source in enumerate(inputs) if source.op == "get_attr"),
+            partial(type(fx.GraphModule(self.module, part, "Region")).forward, self.module),
+            frozenset(place for place, one in enumerate(inputs) if one.op == "get_attr" and one not in copied),
             draws=any(facts(node).draws for node in members),
             writes=writes,
             is_plain=_is_plain(members, outputs),
         )
-        arguments = tuple(map(self.fetch, inputs))
-        self.regions.enter(region.ambient)
+        arguments = self._arguments(inputs, copied, region)
         function = self.wrap(_function(call)) if writes else _function(call)
         results = self.graph.call_function(function, arguments)
         for place, node in enumerate(outputs):
             self.copies[node] = self.graph.call_function(operator.getitem, (results, place))
+
+    def _part(
+        self,
+        region: RecomputedRegion,
+        inputs: Sequence[fx.Node],
+        members: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
+        depth: int,
+    ) -> fx.Graph:
+        """Return the graph of a region, a function of its inputs."""
+        part = _Code(self.module, region.ambient, self.lasting, self.written, self.wrap)
+        for source in inputs:
+            part.copies[source] = part.graph.placeholder(source.name)
+        part.add(members, depth)
+        part.regions.close()
+        part.graph.output(tuple(part.copies[node] for node in outputs))
+        return part.graph
+
+    def _arguments(
+        self, inputs: Sequence[fx.Node], copied: Container[fx.Node], region: RecomputedRegion
+    ) -> tuple[fx.Node, ...]:
+        """Return the arguments of the call of a region, and enter its modes."""
+        given = [self.fetch(source) for source in inputs]
+        self.regions.enter(region.ambient)
+        pairs = zip(inputs, given, strict=True)
+        return tuple(self.graph.call_function(torch.clone, (a,)) if one in copied else a for one, a in pairs)
 
 
 def _is_plain(members: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> bool:
     """Return whether reentrant autograd can run nodes: they return tensors, and need no graph of their own in a forward without one."""
     needs_graph = any(node.target is torch.autograd.grad for node in members)
     return bool(outputs) and not needs_graph and all(isinstance(value_of(node), torch.Tensor) for node in outputs)
+
+
+def _written(nodes: Sequence[fx.Node]) -> frozenset[int]:
+    return frozenset().union(*(facts(node).mutates for node in nodes))
 
 
 def _lasting(nodes: Sequence[fx.Node]) -> frozenset[int]:
