@@ -32,10 +32,11 @@ from pipecompile.distributed.sharded_row import ShardedRow
 from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.distributed.value_transport import StepState, ValueTransport
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import LOSS, UNTRAINED, Kind
+from pipecompile.ir import LOSS, SHARDING, UNTRAINED, Kind
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.executable import Executable, ProgramBinding
+from pipecompile.runtime.hooked_updates import HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.results import require_gradient
@@ -81,6 +82,16 @@ class RankExecutable(Executable):
             for buffer in effects.written_buffers
         )
         self._connected: Mirrors | None = None
+        self.updates = self._own_updates()
+
+    def _own_updates(self) -> HookedUpdates:
+        """Return what notices changes of the state of this rank's stages; of none if the program has it sharded meanwhile."""
+        actions = (instruction.action for instruction in self.program.rows[self.device])
+        is_sharded = any(action is not None and action.kind in SHARDING for action in actions)
+        placed = zip(self.cells, self.program.placement, strict=False)
+        own = [cell for cell, device in placed if device == self.device and not is_sharded]
+        weights = (weight for cell in own for module in cell.modules for weight in module.parameters())
+        return HookedUpdates(dict.fromkeys(weights), self.program, read_state(own))
 
     @property
     def tied(self) -> TiedCopies:
@@ -116,7 +127,7 @@ class RankExecutable(Executable):
     def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:
         """Run the row, then share the departures. Raises RunError for a failure of this rank, RankLost for another rank's."""
         assert workers is None
-        error: BaseException | None = None
+        error, before = None, self.updates.before()
         with self._blaming(), ExitStack() as after, self._old.hidden(self._absent):
             try:
                 if code.streams is not None:
@@ -133,6 +144,7 @@ class RankExecutable(Executable):
                 after.callback(self._abandon, code, frame)  # it restores counts of layers, which are hidden here
                 raise error
             self.values.finish()
+        self.updates.check(before)
 
     @cached_property
     def _absent(self) -> dict[torch.Tensor, str]:

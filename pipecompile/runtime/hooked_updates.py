@@ -61,12 +61,13 @@ def is_loop(program: Program) -> bool:
 
 
 def read_state(cells: Iterable[Cell | VariantCell]) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers that stages read, but for those that their forwards may write, by name."""
+    """Return the buffers that stages read, and the frozen parameters, but for those that their forwards may write, by name."""
     cells = tuple(cells)
     written = {id(one) for cell in cells for effects in cell.all_effects for one in effects.written_buffers}
     modules = [module for cell in cells for module in cell.modules]
     named = (pair for module in modules for pair in (*module.named_buffers(), *module.named_parameters()))
-    return {name.removeprefix("_of_model."): tensor for name, tensor in named if id(tensor) not in written}
+    state = ((name, tensor) for name, tensor in named if not tensor.requires_grad and id(tensor) not in written)
+    return {name.removeprefix("_of_model."): tensor for name, tensor in state}
 
 
 class HookedUpdates:

@@ -239,6 +239,18 @@ def elsewhere() -> str:
     return ""
 
 
+def written_meanwhile() -> Any:
+    """Return the warnings of a step in which a hook of a weight writes a buffer that the first stage reads."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), *[nn.Linear(4, 4) for _ in range(4)]).eval()
+    model[0].weight.register_hook(lambda gradient: model[1].running_mean.add_(gradient.abs().mean()) and None)
+    pipe = pc.compile(model, 4, n_microbatches=4, loss_fn=mean_square, schedule="1f1b", cost="analytic",
+                      pin={"0": 0, "1": 0})  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", pc.RecordingWarning)
+        pipe.step(torch.randn(8, 4))
+    return [str(one.message) for one in caught]
+
+
 def gathered() -> Any:
     """Gather a step of four ranks on one clock; then read clocks that are hours apart."""
     pipe = pc.compile(nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]), 4, n_microbatches=4, loss_fn=mean_square,
@@ -310,6 +322,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "saved": lambda: saved_and_loaded(Path(os.environ["CASES_OUT"]) / "checkpoint"),
     "predicted": predicted,
     "elsewhere": elsewhere,
+    "written meanwhile": written_meanwhile,
     "gathered": gathered,
     "stages under torch": lambda: by_first_pair(torch_cases.stages_under_torch),
     "refused": lambda: by_first_pair(torch_cases.refused),
