@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -16,6 +17,7 @@ from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.change_log import StateHolders
 from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.random_states import RandomSource, generators_among, random_sources
 from pipecompile.tracing.state.snapshot import held_values, places_of
@@ -36,6 +38,7 @@ class SideEffects:
     lifted            the numbers of the model that it reads at every run
     places            where its effect nodes write
     runs_python       it has pieces of the user's that are kept whole, or hooks of layers
+    holders           the modules and functions whose state these, and the loss, may change
     """
 
     draws: bool = False
@@ -47,12 +50,18 @@ class SideEffects:
     lifted: LiftedState = NOTHING_LIFTED
     places: tuple[EffectPlace, ...] = ()
     runs_python: bool = False
+    holders: tuple[Any, ...] = ()
 
     @cached_property
     def is_stateless(self) -> bool:
         """Return whether a forward neither draws, nor writes buffers or inputs, nor reads numbers, nor leaves values on the model."""
         kept = self.draws, self.written_buffers, self.written_inputs, self.lifted is not NOTHING_LIFTED, self.places
-        return not any(kept)
+        return not any((*kept, self.holders))
+
+    @cached_property
+    def state_holders(self) -> StateHolders:
+        """The holders, with the objects near them."""
+        return StateHolders(self.holders)
 
     @classmethod
     def of(cls, stage: Stage) -> SideEffects:
@@ -69,7 +78,8 @@ class SideEffects:
             _python_sources(stage.module, nodes),
             next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
             tuple(node.target.place for node in nodes if hasattr(node.target, "place")),
-            any(_runs_python(called) for called in _called_modules(stage.module, nodes)),
+            bool(called := [one for one in _called_modules(stage.module, nodes) if _runs_python(one)]),
+            tuple(one.owner[0] if isinstance(one, OpaqueModule) else one for one in called),
         )
 
 

@@ -36,9 +36,11 @@ __all__ = [
     "can_hold",
     "content_of",
     "contents_restored",
+    "has_content",
     "held_values",
     "model_restored",
     "places_of",
+    "set_content",
     "tensors_of",
 ]
 
@@ -68,7 +70,7 @@ def contents_restored(places: Iterable[Place]) -> Iterator[None]:
         yield
     finally:
         for container, content in contents:
-            _restore(container, content)
+            set_content(container, content)
 
 
 def tensors_of(*roots: Any, most: int | None = None) -> list[torch.Tensor]:
@@ -207,14 +209,19 @@ def content_of(container: Any) -> list[Any]:
     return items_in(container)
 
 
-def _restore(container: Any, content: list[Any]) -> None:
+def set_content(container: Any, content: list[Any]) -> None:
     """Give a container its content back. An unchanged container is not touched."""
-    if _same(content_of(container), content, is_pairs=isinstance(container, (dict, CellType))):
+    if has_content(container, content):
         return
     if isinstance(container, CellType):
         container.cell_contents = content[0][1] if content else None
         return
     refill(container, content)
+
+
+def has_content(container: Any, content: list[Any]) -> bool:
+    """Return whether a container consists of the very objects that `content_of` has returned."""
+    return _same(content_of(container), content, is_pairs=isinstance(container, (dict, CellType)))
 
 
 def _same(now: list[Any], then: list[Any], *, is_pairs: bool) -> bool:
