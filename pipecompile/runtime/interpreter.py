@@ -32,7 +32,7 @@ from pipecompile.ir import (
     saved,
     weight_saved,
 )
-from pipecompile.ir.execution_order import frees_after, may_join_backward, merged
+from pipecompile.ir.execution_order import frees_after, in_turn, may_join_backward, merged
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
@@ -87,7 +87,7 @@ def bind(
         rows = tuple(tuple(builder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
     else:
         rows = builder.launched()
-    walk = merged(program)
+    walk = in_turn(program) if is_serial else merged(program)
     freed = dict.fromkeys(walk, ()) if launches_on is not None else frees_after(program, walk)
     flat = tuple(then_free(rows[d][i], [builder.register(o, d) for o in frees]) for (d, i), frees in freed.items())
     return Code(program, rows, tuple(freed), flat, len(builder.registers), builder.n_channels, threaded, launches_on)
