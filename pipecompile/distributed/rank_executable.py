@@ -82,6 +82,10 @@ class RankExecutable(Executable):
         )
         self._connected: Mirrors | None = None
 
+    def disordered_draws(self, *, threaded: bool) -> tuple[int, ...]:  # noqa: ARG002 a rank has threads of its own
+        """Return no stages: each process has generators of its own."""
+        return ()
+
     @property
     def tied(self) -> TiedCopies:
         """The copies of tensors that several ranks use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -64,3 +65,36 @@ def test_draws_are_those_of_the_loop(schedule: str, checkpoint: Any) -> None:
         assert model.log == eager.log
         for mine, other in zip(model.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, other.grad)
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2)) for _ in range(4)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.filterwarnings("default::pipecompile.RecordingWarning")
+@pytest.mark.parametrize(
+    ("options", "is_warned"),
+    [
+        ({"dispatch": "threads"}, True),
+        ({"schedule": "interleaved", "devices": ["cpu", "cpu"]}, True),
+        ({"schedule": "zbv", "devices": ["cpu", "cpu"]}, True),
+        ({"schedule": "zb-h2"}, False),
+        ({"schedule": "interleaved", "devices": ["cpu", "cpu"], "n_microbatches": 1}, False),
+    ],
+    ids=str,
+)
+def test_another_order_is_a_warning(options: dict[str, Any], is_warned: bool) -> None:
+    model = Dropped()
+    pipe = pc.compile(model, 4, **{"n_microbatches": 4, "loss_fn": square, "cost": "analytic"} | options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipe.step(torch.randn(8, 8), target=torch.randn(8, 8))
+        pipe.step(torch.randn(8, 8), target=torch.randn(8, 8))
+        model.eval()
+        pipe.step(torch.randn(8, 8), target=torch.randn(8, 8))
+    assert sum("random numbers are drawn in stages" in str(one.message) for one in caught) == is_warned
