@@ -20,6 +20,7 @@ import torch
 
 from pipecompile.tracing.recompute_flag import questions
 from pipecompile.tracing.state.function_state import places_near, roots_near, tensors_held
+from pipecompile.tracing.state.hidden_containers import identity
 from pipecompile.tracing.state.snapshot import content_of, has_content, set_content
 from pipecompile.tracing.state.tensor_contents import CopyBeforeWrite, is_same_memory
 
@@ -68,13 +69,13 @@ class StateHolders:
 
     def own(self, pairs: list[tuple[Any, Any]], now: Iterable[Any]) -> list[tuple[Any, Any]]:
         """Return the pairs of which the first is among `now`, if holders were left out."""
-        present = {id(one) for one in now} if self._asking else set()
-        return [pair for pair in pairs if not self._asking or id(pair[0]) in present]
+        present = {identity(one) for one in now} if self._asking else set()
+        return [pair for pair in pairs if not self._asking or identity(pair[0]) in present]
 
     def contents(self) -> list[tuple[Any, list[Any]]]:
         """Return the containers near the holders, each once, with their present contents."""
         places = [place for holder, roots in self._roots for place in places_near(holder, roots)]
-        containers = {id(place.container): place.container for place in places}
+        containers = {identity(place.container): place.container for place in places}
         return [(container, content_of(container)) for container in containers.values()]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -170,8 +171,8 @@ class ChangeLog:
 def _add_missing(first: Change, later: Change) -> None:
     """Add to `first` what a later change has for objects that `first` does not have yet."""
     moved = {id(tensor) for tensor, _ in first.memory}
-    containers, copied = ({id(one) for one, _ in pairs} for pairs in (first.containers, first.copies))
-    first.containers += [(one, content) for one, content in later.containers if id(one) not in containers]
+    containers, copied = ({identity(one) for one, _ in pairs} for pairs in (first.containers, first.copies))
+    first.containers += [(one, content) for one, content in later.containers if identity(one) not in containers]
     first.copies += [(one, copy) for one, copy in later.copies if id(one) not in copied | moved]
     first.memory += [(one, alias) for one, alias in later.memory if id(one) not in moved]
 
@@ -205,7 +206,10 @@ def _values_exchanged(then: Tensors) -> Iterator[None]:
 def _write(values: Tensors) -> None:
     """Write through `.data`, which leaves version counters alone: autograd may have saved the tensors."""
     for tensor, value in values:
-        tensor.data.copy_(value)
+        if tensor.shape == value.shape:
+            tensor.data.copy_(value)
+        else:  # `resize_`
+            tensor.data = value.clone()
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
         for name in names_in(one.__code__) & one.__globals__.keys()
     ]
     with ExitStack() as stack:
-        stack.enter_context(contents_restored(places_of(*roots, most=_MOST)))
+        stack.enter_context(contents_restored(places_of(*roots, most=_MOST, deep=True)))
         if tensors:
             stack.enter_context(tensors_restored(*roots, most=_MOST))
         try:
@@ -119,7 +119,8 @@ def roots_near(holder: Any) -> list[Any]:
 
 def places_near(holder: Any, roots: Sequence[Any]) -> list[Place]:
     """Return the containers of a module, if the holder is one, and of the objects near it, `roots`."""
-    return [*(places_of(holder) if isinstance(holder, nn.Module) else ()), *places_of(*roots, most=_MOST)]
+    own = places_of(holder, deep=True) if isinstance(holder, nn.Module) else []
+    return [*own, *places_of(*roots, most=_MOST, deep=True)]
 
 
 def tensors_held(holder: Any, roots: Sequence[Any]) -> list[torch.Tensor]:
