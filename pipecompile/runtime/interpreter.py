@@ -36,7 +36,7 @@ from pipecompile.ir.execution_order import frees_after, in_turn, may_join_backwa
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
-from pipecompile.runtime.cells.recompute import StageRun, beside_recomputation, checkpointed_cell, recompute_cell
+from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, kept_apart, recompute_cell
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import timed_cell
@@ -244,7 +244,7 @@ class CodeBuilder:
             from pipecompile.runtime.cells.offload import offloaded_forward
 
             run = offloaded_forward(run, cell.module, registers.writes[saved_state.name])
-        return beside_recomputation(run, stage) if self.recomputes else run
+        return kept_apart(run, stage, saves=save_to is not None, recomputes=self.recomputes)
 
     def backward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of a B, I or W."""

@@ -37,7 +37,7 @@ from pipecompile.tracing.state.random_states import (
     RandomStates,
 )
 
-__all__ = ["Recipe", "StageRun", "beside_recomputation", "checkpointed_cell", "recompute_cell"]
+__all__ = ["Recipe", "StageRun", "checkpointed_cell", "kept_apart", "recompute_cell"]
 
 _Random = tuple[torch.Tensor, RandomStates]
 """State of the device's generator, and states of the generators of Python."""
@@ -124,14 +124,20 @@ def _without_user_hooks() -> AbstractContextManager[None]:
     return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
 
 
-def beside_recomputation(run: Run, stage: StageRun) -> Run:
-    """Return an F without recomputation in a program that has others: what they draw and change is kept apart."""
-    is_locked = stage.effects.draws and stage.device.type == "cpu"
-    if not is_locked and (stage.log is None or not stage.effects.holders):
+def kept_apart(run: Run, stage: StageRun, *, saves: bool, recomputes: bool) -> Run:
+    """Return an F without recomputation whose state is kept apart from that of others: its graph saves copies of what later forwards
+    write, and in a program that `recomputes`, what it draws and changes is noted.
+
+    `saves`: a backward follows.
+    """
+    effects = stage.effects
+    state = effects.reread_buffers if saves else ()
+    is_locked = recomputes and effects.draws and stage.device.type == "cpu"
+    if not (state or is_locked or (stage.log is not None and effects.holders)):
         return run
 
     def forward(frame: Frame) -> None:
-        with stage.noted(), CPU_RANDOM if is_locked else _UNCHANGED:
+        with stage.noted(), CPU_RANDOM if is_locked else _UNCHANGED, state_copied(state):
             run(frame)
 
     return forward

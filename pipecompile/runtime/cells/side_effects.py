@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from torch import fx, nn
 from pipecompile.graph.stages import Stage
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.torch_private.modules import forward_hooks_of
+from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
@@ -31,6 +33,7 @@ class SideEffects:
 
     draws             the stage draws random numbers
     written_buffers   tensors of the model that it may write
+    reread_buffers    those that it also reads elsewhere than where it writes them
     written_inputs    places of the inputs that it writes in place
     casts             it has autocast regions
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
@@ -51,6 +54,7 @@ class SideEffects:
     places: tuple[EffectPlace, ...] = ()
     runs_python: bool = False
     holders: tuple[Any, ...] = ()
+    reread_buffers: tuple[torch.Tensor, ...] = ()
 
     @cached_property
     def is_stateless(self) -> bool:
@@ -69,9 +73,11 @@ class SideEffects:
         inputs = [node for node in stage.module.graph.nodes if node.op == "placeholder"][: len(stage.inputs)]
         nodes = [node for node in stage.module.graph.nodes if node.op != "placeholder"]
         written = {storage for node in nodes for storage in facts(node).mutates}
+        buffers = tuple({id(tensor): tensor for tensor in _written_tensors(stage.module, nodes, written)}.values())
+        counts = _uses(stage.module, nodes)
         return cls(
             any(facts(node).draws for node in nodes),
-            tuple({id(tensor): tensor for tensor in _written_tensors(stage.module, nodes, written)}.values()),
+            buffers,
             tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
             any(node.target is enter_autocast for node in nodes),
             any(noted.draws and noted.region and noted.region.keeps_draws for noted in map(facts, nodes)),
@@ -80,6 +86,7 @@ class SideEffects:
             tuple(node.target.place for node in nodes if hasattr(node.target, "place")),
             bool(called := [one for one in _called_modules(stage.module, nodes) if _runs_python(one)]),
             tuple(one.owner[0] if isinstance(one, OpaqueModule) else one for one in called),
+            tuple(one for one in buffers if one.layout is torch.strided and counts[storage_key(one)] > 1),
         )
 
 
@@ -91,6 +98,28 @@ def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: 
         elif node.op == "get_attr" and written & facts(node).storages:
             *parents, name = str(node.target).split(".")
             yield getattr(module.get_submodule(".".join(parents)), name)
+
+
+def _uses(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> Counter[int]:
+    """Return, by memory, how many nodes use each tensor of the model; a piece that is kept whole counts as two."""
+    attributes = {node for node in nodes if node.op == "get_attr"}
+    keys = {key: _held_key(module, node) for node in attributes for key in facts(node).storages}
+    counts: Counter[int] = Counter()
+    for node in nodes:
+        if node.op == "call_module":
+            called = module.get_submodule(str(node.target))
+            held = {storage_key(one) for one in called.buffers() if one.layout is torch.strided}
+            counts.update(dict.fromkeys(held, 2 if isinstance(called, OpaqueModule) else 1))
+        if node not in attributes:
+            used = {key for one in (node, *node.all_input_nodes) for key in (*facts(one).storages, *facts(one).mutates)}
+            counts.update({keys[key] for key in used & keys.keys()})
+    return counts
+
+
+def _held_key(module: fx.GraphModule, node: fx.Node) -> int:
+    *parents, name = str(node.target).split(".")
+    held = getattr(module.get_submodule(".".join(parents)), name)
+    return storage_key(held) if isinstance(held, torch.Tensor) and held.layout is torch.strided else 0
 
 
 def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:

@@ -5,6 +5,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.runtime.cells.saved_state import state_copied
+from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 
 pytestmark = pytest.mark.smoke
 
@@ -42,6 +43,26 @@ def test_hooks_of_the_user_see_what_is_saved():
     assert x.grad.tolist() == [1, 1]
 
 
+def test_a_copy_has_what_the_forward_leaves_without_a_new_version():
+    """As the kernel of batch norm does; its backward in eager would find the same."""
+    x, state = torch.ones(2, requires_grad=True), torch.ones(2)
+    with state_copied([state]):
+        y = (x * state).sum()
+        state.data.fill_(5)
+    state.data.fill_(7)
+    y.backward()
+    assert x.grad.tolist() == [5, 5]
+
+
+def test_state_that_the_forward_itself_spoils_is_an_error_as_usual():
+    x, state = torch.ones(2, requires_grad=True), torch.ones(2)
+    with state_copied([state]):
+        y = (x * state).sum()
+        state.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
 def test_without_state_there_are_no_hooks():
-    with state_copied([]) as hooks:
-        assert hooks is None
+    with state_copied([]):
+        assert saved_tensor_hooks() is None
