@@ -122,7 +122,7 @@ class Pipeline(ModelProxy):
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
         executable.finished(frame, threaded=self._dispatcher.is_threaded(is_ordered=executable.is_ordered))
-        self._cache.context.check_losses(losses, trains=trains)
+        self._cache.context.check_losses(losses, specialization.changed_by_run(), trains=trains)
         if is_whole:
             self._note_step(executable, frame.spans, batch.whole.samples)
         loss = without_backward(weighted_loss(losses, weights))

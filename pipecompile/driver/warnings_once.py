@@ -13,7 +13,8 @@ from pipecompile.ir import Kind
 from pipecompile.options import Options
 from pipecompile.runtime.cuda_graphs import capture
 from pipecompile.tracing.fakes.batch_symbol import Guard
-from pipecompile.tracing.user_source import warn
+from pipecompile.tracing.guards.state_guards import ReadChange
+from pipecompile.tracing.user_source import line_of, warn
 
 __all__ = ["WarningsOnce"]
 
@@ -89,6 +90,19 @@ class WarningsOnce:
             " Python on its value"
         )
         self._once(f"changing {label}", f"{label}{where} changes between steps: {does}. {hint}")
+
+    def outdated(self, changes: Sequence[ReadChange]) -> None:
+        """Warn that a step has changed what its recording reads: micro-batches computed with the value from before the step."""
+        for change in changes:
+            where = f" at {line_of(change.place)}" if change.place else ""
+            key = "outdated", change.label
+            if key not in self._given:
+                self._given.add(key)
+                warn(
+                    f"{change.label} was changed in a step, by a piece of the model that is kept whole, and is read{where} in the rest:"
+                    " there, all micro-batches have the value from before the step. Try to return it from the piece, or to read it in the piece",
+                    RecordingWarning,
+                )
 
     def uneven(self, guard: Guard, wanted: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         """Warn that a batch goes into other micro-batches than asked for, because those are on both sides of a branch."""

@@ -12,6 +12,7 @@ import torch
 from pipecompile.driver.warnings_once import _REMEMBERED, WarningsOnce
 from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.fakes.batch_symbol import Guard
+from pipecompile.tracing.guards.state_guards import ReadChange
 from tests.support.compilations import options_of
 
 SIZE = sympy.Symbol("s", integer=True, positive=True)
@@ -133,3 +134,11 @@ def test_draws_in_another_order_name_the_stages_and_the_cure() -> None:
     assert text.endswith("Try dispatch='inline', if the same numbers matter")
     (text,) = given(lambda: WarningsOnce().drawn((0, 1), threaded=False))
     assert "a device for each stage" in text
+
+
+def test_a_value_that_a_step_changed_is_named_once_with_the_line_that_reads_it() -> None:
+    once, change = WarningsOnce(), ReadChange("model.hits", 0, 2, "/a/net.py:7 in Net.forward")
+    (text,) = given(lambda: once.outdated([change]), lambda: once.outdated([change]))
+    assert text.startswith(
+        "model.hits was changed in a step, by a piece of the model that is kept whole, and is read at net.py:7 in"
+    )
