@@ -122,7 +122,7 @@ class Pipeline(ModelProxy):
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
         executable.finished(frame, threaded=self._dispatcher.is_threaded(is_ordered=executable.is_ordered))
-        self._cache.context.check_losses(losses, trains=trains)
+        self._cache.context.check_losses(losses, specialization.changed_by_run(), trains=trains)
         if is_whole:
             self._note_step(executable, frame.spans, batch.whole.samples)
         loss = without_backward(weighted_loss(losses, weights))
@@ -140,6 +140,7 @@ class Pipeline(ModelProxy):
         """Check the recording if that is due. Run the program of a step in this thread or a thread per device; return its frame."""
         self._cache.check(found, batch, arrivals)
         threaded = self._dispatcher.is_threaded(is_ordered=executable.is_ordered)
+        self._cache.context.warnings.drawn(executable.disordered_draws(threaded=threaded), threaded=threaded)
         frame = executable.frame(batch.sizes, arrivals, threaded=threaded)
         executable.run(executable.code(threaded=threaded), frame, self._dispatcher.workers(threaded=threaded))
         return frame

@@ -98,9 +98,10 @@ class CompileContext:
     kept: dict[bool, tuple[OpaqueReason, ...]] = field(default_factory=dict)
     calls: CallLock = field(default_factory=CallLock)
 
-    def check_losses(self, losses: Sequence[torch.Tensor], *, trains: bool) -> None:
-        """Give the warnings that waited for the end of a step. Raise DetachedLossError if a step that trains has losses without a gradient."""
+    def check_losses(self, losses: Sequence[torch.Tensor], changed: Sequence[ReadChange], *, trains: bool) -> None:
+        """Give the warnings that waited for the end of a step, and those of what it has `changed` of the state that the recording reads. Raise DetachedLossError if a step that trains has losses without a gradient."""
         self.warnings.give_delayed()
+        self.warnings.outdated(changed)
         if trains and self.backend.holds_model:  # ranks without the last stage get plain losses
             require_gradient(losses)
 

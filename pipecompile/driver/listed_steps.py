@@ -30,6 +30,7 @@ from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.listed_call import ListedCall, ListedPorts
 from pipecompile.runtime.registers import Frame, Spans
 from pipecompile.runtime.results import without_backward
+from pipecompile.tracing.guards.state_guards import ReadChange
 
 __all__ = ["ListedSteps", "refuse_others"]
 
@@ -139,7 +140,7 @@ class ListedSteps:
         self._finish(program, frame)
         if is_whole:
             self.dispatcher.settle(frame.spans, is_ordered=program.executable.is_ordered)
-        self.cache.context.check_losses(losses, trains=trains)
+        self.cache.context.check_losses(losses, _changed(recordings), trains=trains)
         this = (program.executable, frame.spans) if is_whole else last
         return without_backward(weighted_loss(losses, weights)), aux, this
 
@@ -213,3 +214,9 @@ class ListedSteps:
         pairs = zip(outputs, values, listed.sizes, strict=True)
         made = [output.assemble(own.__getitem__, size) for output, own, size in pairs]
         return joined_output(made, rules, listed.sizes) if listed.is_split else made
+
+
+def _changed(recordings: Sequence[Specialization]) -> list[ReadChange]:
+    """Return what a step has changed of the state that these recordings read."""
+    different = {id(one): one for one in recordings}
+    return [change for one in different.values() for change in one.changed_by_run()]

@@ -94,7 +94,7 @@ class MeasuredShares:
         for is_normal in (True, False):
             source = torch.Generator().manual_seed(draw)
             # the user's loss may refuse random outputs, as a loss of probabilities does
-            with suppress(Exception), loss_undone(self.loss_fn, self.device):
+            with suppress(Exception):
                 return self._shares_at(_Draw(whole, parts, sizes, source, is_normal))
         return None
 
@@ -160,10 +160,11 @@ class MeasuredShares:
         ]
         output = self.outputs.output(leaves, samples)
         target = [to_device(given[TARGET], self.device)] if given.get(TARGET) is not None else []
-        loss = self.loss_fn(output, *target)
-        loss = loss[0] if self.has_aux else loss
-        trained = [leaf for leaf in leaves if leaf.requires_grad]
-        found = torch.autograd.grad(loss.reshape(()), trained, allow_unused=True)
+        with loss_undone(self.loss_fn, self.device):  # each call begins in the same state
+            loss = self.loss_fn(output, *target)
+            loss = loss[0] if self.has_aux else loss
+            trained = [leaf for leaf in leaves if leaf.requires_grad]
+            found = torch.autograd.grad(loss.reshape(()), trained, allow_unused=True)
         pairs = zip(trained, found, strict=True)
         return loss.detach(), [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in pairs]
 

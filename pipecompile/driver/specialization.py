@@ -144,6 +144,19 @@ class Specialization:
         """The details that the model asks for beside its state, the layouts of inputs or inference mode, each with the user's line."""
         return self.facts.reads.asked if self.facts.reads else {}
 
+    def changed_by_run(self) -> tuple[ReadChange, ...]:
+        """Return what the run that has just ended has changed of the state that the recording reads. Pieces that are kept whole may do so."""
+        if self.guards is None or not self.facts.kept:
+            return ()
+        lifted = self.guards.lifted
+        places = {label: holder.get() for label, holder in lifted.holders.items()}
+        changed = [
+            ReadChange(label, before, places[label], "")
+            for label, before in lifted.numbers.items()
+            if places.get(label, before) != before
+        ]
+        return (*changed, *(() if self.guards.fetch.is_unchanged() else self.guards.changes()))
+
     def state_changes(self) -> tuple[ReadChange, ...]:
         """Return what has changed of the state that the recording read."""
         return tuple(self.guards.changes()) if self.guards else ()

@@ -13,12 +13,16 @@ from pipecompile.ir import Kind
 from pipecompile.options import Options
 from pipecompile.runtime.cuda_graphs import capture
 from pipecompile.tracing.fakes.batch_symbol import Guard
-from pipecompile.tracing.user_source import warn
+from pipecompile.tracing.guards.state_guards import ReadChange
+from pipecompile.tracing.user_source import line_of, warn
 
 __all__ = ["WarningsOnce"]
 
 _REMEMBERED = 64
 """Signatures of dropped recordings that are remembered, to notice a model that is recorded again and again."""
+
+
+_A_DEVICE_EACH = "a device for each stage, as devices=['cpu'] * n_stages, with schedule='1f1b'"
 
 
 class WarningsOnce:
@@ -86,6 +90,19 @@ class WarningsOnce:
             " Python on its value"
         )
         self._once(f"changing {label}", f"{label}{where} changes between steps: {does}. {hint}")
+
+    def outdated(self, changes: Sequence[ReadChange]) -> None:
+        """Warn that a step has changed what its recording reads: micro-batches computed with the value from before the step."""
+        for change in changes:
+            where = f" at {line_of(change.place)}" if change.place else ""
+            key = "outdated", change.label
+            if key not in self._given:
+                self._given.add(key)
+                warn(
+                    f"{change.label} was changed in a step, by a piece of the model that is kept whole, and is read{where} in the rest:"
+                    " there, all micro-batches have the value from before the step. Try to return it from the piece, or to read it in the piece",
+                    RecordingWarning,
+                )
 
     def uneven(self, guard: Guard, wanted: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         """Warn that a batch goes into other micro-batches than asked for, because those are on both sides of a branch."""
@@ -223,6 +240,20 @@ class WarningsOnce:
                 f"a region of torch.utils.checkpoint writes buffers of the model at {places[0]}, and its recomputation writes them"
                 " again, as often as in eager. With several micro-batches in flight that is another order than one micro-batch"
                 " after the other. Try compile(..., batch_norm='deferred') if these are running statistics; else n_microbatches=1",
+            )
+
+    def drawn(self, stages: Sequence[int], *, threaded: bool) -> None:
+        """Warn that these stages draw random numbers in another order than the plain loop over micro-batches."""
+        if stages:
+            why, cure = (
+                ("threads of their own", "dispatch='inline'")
+                if threaded
+                else ("the order of the schedule", _A_DEVICE_EACH)
+            )
+            self._once(
+                "drawn",
+                f"random numbers are drawn in stages {', '.join(map(str, stages))}, which run in {why}: a step draws others than the"
+                f" plain loop over its micro-batches. Try {cure}, if the same numbers matter",
             )
 
     def evicted(self, signature: Signature) -> None:

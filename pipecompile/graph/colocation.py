@@ -13,7 +13,7 @@ Storages and writes come from the recording (NodeFacts), so this module has no l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -29,7 +29,15 @@ from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.qualified_names import qualified
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["compute_nodes", "compute_ties", "note_ties", "reasons_of_ties", "ties_of", "ties_with_copies"]
+__all__ = [
+    "compute_nodes",
+    "compute_ties",
+    "differentiated",
+    "note_ties",
+    "reasons_of_ties",
+    "ties_of",
+    "ties_with_copies",
+]
 
 
 def note_ties(graph: TracedGraph) -> TracedGraph:
@@ -136,11 +144,7 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
     """
     for i, node in enumerate(nodes):
         if node.target is torch.autograd.grad:
-            inputs: set[fx.Node] = set()
-            fx.node.map_arg(node.kwargs.get("inputs", node.args[1:2]), inputs.add)
-            reached = _reached(inputs, nodes[: i + 1])
-            between = [other for other in nodes[: i + 1] if other in reached]
-            _tie(ties, between, f"{_place(node)} differentiates what lies between")
+            _tie(ties, differentiated(node, nodes[: i + 1]), f"{_place(node)} differentiates what lies between")
         elif node.target is rebuilt:
             held = set(node.all_input_nodes)
             inside = _reached(held, nodes[:i]) & _reaching(held, nodes[:i])
@@ -148,7 +152,15 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
             _tie(ties, path, f"{_place(node)} closes over their tensors and may differentiate them")
 
 
-def _reached(sources: set[fx.Node], nodes: list[fx.Node]) -> set[fx.Node]:
+def differentiated(call: fx.Node, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return those of `nodes`, which end with a call of `autograd.grad`, that are computed from the inputs of the call, and these."""
+    inputs: set[fx.Node] = set()
+    fx.node.map_arg(call.kwargs.get("inputs", call.args[1:2]), inputs.add)
+    reached = _reached(inputs, nodes)
+    return [node for node in nodes if node in reached]
+
+
+def _reached(sources: set[fx.Node], nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """Return the nodes that are computed from the sources, and these."""
     reached = set(sources)
     for node in nodes:

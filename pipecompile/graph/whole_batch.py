@@ -9,7 +9,7 @@ so its gradient reaches the stages through the merged values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import fx
 
 from pipecompile.batching.merging import MergeRule
 from pipecompile.graph.batch_flow import BatchFlow
-from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.colocation import compute_nodes, differentiated
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import Stage, extract
 from pipecompile.tracing.node_facts import facts
@@ -100,6 +100,8 @@ def tail_refusal(flow: BatchFlow, ends: Sequence[fx.Node], *, is_shared_memory: 
     changed = changed_state(graph)
     if any(source in changed for one in region for source in one.all_input_nodes if source not in region):
         return "state of the model that every micro-batch changes is read behind that line"
+    if any(_differentiates(flow, node, region) for node in region):
+        return "autograd.grad differentiates there with respect to values from before that line"
     place = {node: index for index, node in enumerate(graph.graph.nodes)}
     for node in inputs:
         writes = [place[one] for one in compute_nodes(graph) if facts(one).mutates & facts(node).storages]
@@ -127,6 +129,14 @@ def changed_state(graph: TracedGraph) -> set[fx.Node]:
         if written & (reads | facts(node).storages) or any(source in changed for source in node.all_input_nodes):
             changed.add(node)
     return changed
+
+
+def _differentiates(flow: BatchFlow, node: fx.Node, region: Collection[fx.Node]) -> bool:
+    """Return whether a node is a call of `autograd.grad` whose graph lies in part outside of the region."""
+    if node.target is not torch.autograd.grad:
+        return False
+    nodes = list(flow.graph.graph.nodes)
+    return not set(differentiated(node, nodes[: nodes.index(node) + 1])) <= set(region)
 
 
 def _changes_model(flow: BatchFlow, node: fx.Node, owned: set[int]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pipecompile.ir import HOST, Instruction, Kind, Op, Operand, Program, Value
 
-__all__ = ["frees_after", "may_join_backward", "merged"]
+__all__ = ["frees_after", "in_turn", "may_join_backward", "merged"]
 
 Place = tuple[int, int]
 """(device, index of an instruction in the device's row)."""
@@ -19,8 +19,17 @@ def merged(program: Program) -> tuple[Place, ...]:
     Greedy: the last device that can proceed proceeds, so a value is used soon after it is computed, while it is in the cache.
     Where the schedule leaves the choice, stages run forward in their order: then random numbers are drawn as in the model.
     """
-    walk = _Merge(program, [0] * program.n_devices)
-    return tuple(walk.step() for _ in range(sum(map(len, program.rows))))
+    return _Merge(program, [0] * program.n_devices).walk()
+
+
+def in_turn(program: Program) -> tuple[Place, ...]:
+    """Return the order of `merged`, but for RECVs: one that waits runs when its value is there, and the rest of its row goes on.
+
+    Rows receive early, so that ranks do not wait for each other. Where a value skips stages, a device would wait for that of a later
+    micro-batch before it runs an earlier one, and random numbers would be drawn in another order than in the model. For one thread
+    that passes values on, and copies nothing.
+    """
+    return _Merge(program, [0] * program.n_devices, overtakes=True).walk()
 
 
 def frees_after(program: Program, walk: Sequence[Place]) -> dict[Place, list[Operand]]:
@@ -57,39 +66,61 @@ class _Merge:
     """A merge in progress.
 
     position    per device, the index of its next instruction
+    overtakes   whether instructions may run before a RECV that waits and has nothing to do with them
+    early       the instructions that did
     sent        (value, receiver, sender) of the SENDs so far
     forwards    (stage, micro-batch) of the forwards so far
     """
 
     program: Program
     position: list[int]
+    overtakes: bool = False
+    early: set[Place] = field(default_factory=set)
     sent: set[tuple[Value, int | None, int]] = field(default_factory=set)
     forwards: set[tuple[int, int]] = field(default_factory=set)
 
+    def walk(self) -> tuple[Place, ...]:
+        """Return all instructions in their order."""
+        return tuple(self.step() for _ in range(sum(map(len, self.program.rows))))
+
     def step(self) -> Place:
-        device = self.next_device()
-        index = self.position[device]
+        device, index = self.next_place()
         instruction = self.program.rows[device][index]
         if instruction.op is Op.SEND:
             self.sent.add((instruction.reads[0].value, instruction.peer, device))
         elif (action := instruction.action) is not None and action.kind is Kind.FORWARD:
             self.forwards.add((action.stage, action.microbatch))
-        self.position[device] += 1
+        self.early.add((device, index))
+        while (device, self.position[device]) in self.early:
+            self.early.discard((device, self.position[device]))
+            self.position[device] += 1
         return device, index
 
-    def next_device(self) -> int:
-        ready = [d for d in reversed(range(self.program.n_devices)) if self.is_ready(d)]
+    def next_place(self) -> Place:
+        devices = reversed(range(self.program.n_devices))
+        ready = [(d, index) for d in devices if (index := self.ready_index(d)) is not None]
         assert ready, "a verified program cannot deadlock"
-        return next((d for d in ready if self.is_in_turn(self.instruction(d))), ready[0])
+        return next((place for place in ready if self.is_in_turn(self.instruction(*place))), ready[0])
 
-    def instruction(self, device: int) -> Instruction:
-        return self.program.rows[device][self.position[device]]
+    def instruction(self, device: int, index: int) -> Instruction:
+        return self.program.rows[device][index]
 
-    def is_ready(self, device: int) -> bool:
-        """Return whether the device's next instruction can run: a RECV needs its SEND."""
-        if self.position[device] == len(self.program.rows[device]):
-            return False
-        instruction = self.instruction(device)
+    def ready_index(self, device: int) -> int | None:
+        """Return the index of the instruction of the device that can run; None if there is none."""
+        row, waiting = self.program.rows[device], set[Value]()
+        for index in range(self.position[device], len(row)):
+            if (device, index) in self.early:
+                continue
+            if self.is_there(device, row[index]):
+                touched = {operand.value for operand in (*row[index].reads, *row[index].writes)}
+                return index if touched.isdisjoint(waiting) else None
+            if not self.overtakes:
+                return None
+            waiting.add(row[index].writes[0].value)
+        return None
+
+    def is_there(self, device: int, instruction: Instruction) -> bool:
+        """Return whether an instruction has not to wait: a RECV needs its SEND."""
         if instruction.op is not Op.RECV or instruction.peer == HOST:
             return True
         return (instruction.writes[0].value, device, instruction.peer or 0) in self.sent

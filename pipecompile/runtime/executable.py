@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program
+from pipecompile.ir import HOST, UNTRAINED, Instruction, Kind, Op, Program
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.cells.stage_cells import Cell
@@ -62,11 +62,29 @@ class Executable:
         self.parameters = tuple(dict.fromkeys(own for graph in (self.graph, *graphs) for own in graph.parameters()))
         self.updates = HookedUpdates(self.parameters, self.program, read_state(self.cells))
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
+        self._disordered: dict[bool, tuple[int, ...]] = {}
 
     @cached_property
     def is_ordered(self) -> bool:
         """Whether the order of cells shows: stages draw random numbers, or run Python of the user's that may leave something behind."""
         return any(effects.draws or effects.runs_python for cell in self.cells for effects in cell.all_effects)
+
+    def disordered_draws(self, *, threaded: bool) -> tuple[int, ...]:
+        """Return the stages that draw random numbers, if not in the order of the plain loop: micro-batch by micro-batch, stage by stage.
+
+        On GPUs, which have a generator each, the order is not asked for.
+        """
+        if threaded not in self._disordered:
+            self._disordered[threaded] = self._disordered_draws(threaded=threaded)
+        return self._disordered[threaded]
+
+    def _disordered_draws(self, *, threaded: bool) -> tuple[int, ...]:
+        stages = tuple(s for s, cell in enumerate(self.cells) if any(one.draws for one in cell.all_effects))
+        if len(stages) < 2 or any(device.type != "cpu" for device in self.devices):
+            return ()
+        actions = [action for d, i in self.inline.order if (action := self.program.rows[d][i].action) is not None]
+        forwards = [(one.microbatch, one.stage) for one in actions if one.kind is Kind.FORWARD and one.stage in stages]
+        return stages if threaded or forwards != sorted(forwards) else ()
 
     @cached_property
     def inline(self) -> Code:

@@ -32,11 +32,11 @@ from pipecompile.ir import (
     saved,
     weight_saved,
 )
-from pipecompile.ir.execution_order import frees_after, may_join_backward, merged
+from pipecompile.ir.execution_order import frees_after, in_turn, may_join_backward, merged
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
-from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, recompute_cell, with_random_lock
+from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, kept_apart, recompute_cell
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import timed_cell
@@ -45,6 +45,7 @@ from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import STORE, Launch, Place, launches
 from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched
 from pipecompile.runtime.transport import Link, copy_into, take_from, then_free, upload_into
+from pipecompile.tracing.state.change_log import ChangeLog
 
 __all__ = ["Code", "CodeBuilder", "bind"]
 
@@ -86,7 +87,7 @@ def bind(
         rows = tuple(tuple(builder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
     else:
         rows = builder.launched()
-    walk = merged(program)
+    walk = in_turn(program) if is_serial else merged(program)
     freed = dict.fromkeys(walk, ()) if launches_on is not None else frees_after(program, walk)
     flat = tuple(then_free(rows[d][i], [builder.register(o, d) for o in frees]) for (d, i), frees in freed.items())
     return Code(program, rows, tuple(freed), flat, len(builder.registers), builder.n_channels, threaded, launches_on)
@@ -114,6 +115,7 @@ class CodeBuilder:
         self.divided: dict[int, DividedBackward] = {}
         actions = (instruction.action for row in program.rows for instruction in row)
         self.recomputes = any(action is not None and action.kind is Kind.RECOMPUTE for action in actions)
+        self.log = ChangeLog() if self.recomputes else None
         self.recomputes = self.recomputes or any(effects.redraws for cell in cells for effects in cell.all_effects)
 
     def register(self, operand: Operand, device: int) -> int:
@@ -229,7 +231,7 @@ class CodeBuilder:
         is_offloaded = offloaded(s, m).name in registers.writes
         saved_state, recipe_name = (offloaded if is_offloaded else saved)(s, m), recipe(s, m).name
         function = cell.code.for_slot(registers.slot_of(saved_state), stays=not is_offloaded)
-        stage = StageRun(function, m if cell.is_sized else None, cell.effects, device)
+        stage = StageRun(function, m if cell.is_sized else None, cell.effects, device, self.log)
         inputs = [registers.reads[name] for name in cell.inputs]
         if action.kind is Kind.RECOMPUTE:
             return recompute_cell(stage, inputs, registers.reads[recipe_name], registers.writes[saved_state.name])
@@ -237,14 +239,12 @@ class CodeBuilder:
         if recipe_name in registers.writes:
             return checkpointed_cell(stage, inputs, outputs, registers.writes[recipe_name])
         save_to, casts = registers.writes.get(saved_state.name), cell.effects.casts
-        state = cell.effects.saved_state
-        run = forward_cell(function, inputs, outputs, save_to, stage.size_of, casts=casts, written=state)
+        run = forward_cell(function, inputs, outputs, save_to, stage.size_of, casts=casts)
         if is_offloaded:
             from pipecompile.runtime.cells.offload import offloaded_forward
 
             run = offloaded_forward(run, cell.module, registers.writes[saved_state.name])
-        is_locked = cell.effects.draws and self.recomputes and device.type == "cpu"
-        return with_random_lock(run) if is_locked else run
+        return kept_apart(run, stage, saves=save_to is not None, recomputes=self.recomputes)
 
     def backward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of a B, I or W."""

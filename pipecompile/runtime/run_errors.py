@@ -71,8 +71,8 @@ def run_error(
     where = where or raiser(error) or ("" if stage_graph is None else _line_of_forward(error, stage_graph))
     raised, why, hint = _parts(error, failure.device, peaks)
     what = f"{subject} of micro-batch {microbatch}: {raised}"
-    if has_hooks and "modified by an inplace operation" in text_of(error):
-        why, hint = ADVICE
+    if "modified by an inplace operation" in text_of(error):
+        why, hint = ADVICE if has_hooks else (_IN_PLACE, _recomputed(program) + _COPY)
     result = RunError(
         what,
         stage=stage,
@@ -83,6 +83,17 @@ def run_error(
     )
     result.__cause__ = error
     return result
+
+
+_IN_PLACE = "the forward of a later micro-batch, or the model itself, has written in place what this backward needs"
+_COPY = "n_microbatches=1; or use a copy in forward: x * self.buffer.clone()"
+
+
+def _recomputed(program: Program) -> str:
+    """Return the advice to recompute, if the program does not."""
+    actions = (instruction.action for row in program.rows for instruction in row)
+    is_recomputed = any(action is not None and action.kind is Kind.RECOMPUTE for action in actions)
+    return "" if is_recomputed else 'checkpoint="always", by which each backward computes its own values again; or '
 
 
 def _line_of_forward(error: Exception, stage_graph: fx.Graph) -> str:

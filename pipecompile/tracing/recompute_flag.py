@@ -8,14 +8,15 @@ import torch
 
 from pipecompile.torch_private.modes import active_fake_mode
 
-__all__ = ["is_recomputing", "is_recomputing_region", "recomputation", "region_recomputation"]
+__all__ = ["is_recomputing", "is_recomputing_region", "questions", "recomputation", "region_recomputation"]
 
 
 class _Flag(local):
-    """The flags, one of each per thread."""
+    """The flags, one of each per thread, and how often a module of the user's has read the first."""
 
     is_set = False
     is_region = False
+    questions = 0
 
 
 _flag = _Flag()
@@ -25,11 +26,17 @@ def is_recomputing() -> bool:
     """Return whether a checkpointed stage runs its forward again, for a module that counts, logs or samples as it runs.
 
     The answer differs from run to run. So a submodule that calls this is kept whole as one node, like a submodule that
-    branches on the value of a tensor.
+    branches on the value of a tensor. What it changes on itself in a recomputation stays.
     """
     if active_fake_mode() is not None:
         return bool(torch.zeros((), dtype=torch.bool))  # not known while recording: fails like a branch on a value
+    _flag.questions += 1
     return _flag.is_set
+
+
+def questions() -> int:
+    """Return how often `is_recomputing` was called in this thread."""
+    return _flag.questions
 
 
 class recomputation:  # noqa: N801 a context manager, named like a function

@@ -258,6 +258,7 @@ class Recorder(CallRecorder):
             self.values.closed_over.check()
         if written := attribute_changes(self.model, self.twins, self.reach.functions):
             raise CarriedStateError(written, self.model)
+        self.leftovers.warn_of_replaced()
         if changes := self.leftovers.changes():
             record_state_changes(self, inputs, changes)
 

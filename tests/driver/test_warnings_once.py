@@ -12,6 +12,7 @@ import torch
 from pipecompile.driver.warnings_once import _REMEMBERED, WarningsOnce
 from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.fakes.batch_symbol import Guard
+from pipecompile.tracing.guards.state_guards import ReadChange
 from tests.support.compilations import options_of
 
 SIZE = sympy.Symbol("s", integer=True, positive=True)
@@ -123,3 +124,21 @@ def test_more_micro_batches_than_samples_is_a_warning_about_the_first_mini_batch
     ]
     assert once.counted == {4, 8}
     assert given(lambda: once.fewer(1, None), lambda: once.fewer(1, "auto"), lambda: once.fewer(None, 8)) == []
+
+
+def test_draws_in_another_order_name_the_stages_and_the_cure() -> None:
+    once = WarningsOnce()
+    assert given(lambda: once.drawn((), threaded=True)) == []
+    (text,) = given(lambda: once.drawn((0, 2), threaded=True), lambda: once.drawn((0, 2), threaded=True))
+    assert "in stages 0, 2, which run in threads of their own" in text
+    assert text.endswith("Try dispatch='inline', if the same numbers matter")
+    (text,) = given(lambda: WarningsOnce().drawn((0, 1), threaded=False))
+    assert "a device for each stage" in text
+
+
+def test_a_value_that_a_step_changed_is_named_once_with_the_line_that_reads_it() -> None:
+    once, change = WarningsOnce(), ReadChange("model.hits", 0, 2, "/a/net.py:7 in Net.forward")
+    (text,) = given(lambda: once.outdated([change]), lambda: once.outdated([change]))
+    assert text.startswith(
+        "model.hits was changed in a step, by a piece of the model that is kept whole, and is read at net.py:7 in"
+    )

@@ -59,6 +59,30 @@ def test_a_tail_is_refused_with_the_reason(flow: BatchFlow) -> None:
     assert "several devices" in tail_refusal(flow, [leaf(flow, 2)], is_shared_memory=False)
 
 
+class Differentiates(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        with torch.enable_grad():
+            start = h.detach().requires_grad_()
+            rows = self.b(start)
+            (gradient,) = torch.autograd.grad((rows - rows.cumsum(0)).square().sum(), start)
+        return h - gradient
+
+
+def test_a_tail_that_differentiates_what_the_stages_compute_is_refused() -> None:
+    """The call of autograd.grad failed with an error of torch: the joined values have no graph."""
+    model, x = Differentiates(), torch.randn(4, 3)
+    flow = BatchFlow(pc.trace(model, x))
+    assert "autograd.grad" in tail_refusal(flow, [leaf(flow, 0)], is_shared_memory=True)
+    pipe = pc.compile(model, 2, n_microbatches=2, cost="analytic")
+    with torch.no_grad(), pytest.raises(pc.InputError, match=r"autograd\.grad differentiates there"):
+        pipe(x)
+
+
 def test_the_line_at_which_samples_meet_is_named(flow: BatchFlow) -> None:
     line = Model.forward.__code__.co_firstlineno + 2
     assert mixing_line(flow, leaf(flow, 2)) == f"test_whole_batch.py:{line} in Model.forward"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import pipecompile as pc
-from pipecompile.ir import HOST, Instruction, Op, Route
-from pipecompile.ir.execution_order import frees_after, may_join_backward, merged
+from pipecompile.ir import HOST, Instruction, Kind, Op, Route
+from pipecompile.ir.execution_order import frees_after, in_turn, may_join_backward, merged
 from pipecompile.passes import lower
 
 
@@ -25,6 +25,45 @@ def test_merged_order_receives_after_it_sends(name: str, n_stages: int, count: i
             there.add((instruction.reads[0].value, instruction.peer))
         if instruction.op is Op.RECV and instruction.peer != HOST:
             assert (instruction.writes[0].value, device) in there
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1f1b",
+        "eager-1f1b",
+        "gpipe",
+        "gpipe-remat",
+        "hanayo",
+        "interleaved",
+        "mario",
+        "po-full",
+        "zb-h1",
+        "zb-h2",
+        "zb-2p",
+    ],
+)
+@pytest.mark.parametrize(("n_stages", "count"), [(2, 4), (3, 4), (4, 7)])
+@pytest.mark.parametrize("skips", [(), ((0, (2,)),), ((0, (1, 2)), (1, (2,)), (0, (2,)))], ids=str)
+def test_with_a_stage_per_device_forwards_run_micro_batch_by_micro_batch(
+    name: str, n_stages: int, count: int, skips: tuple[tuple[int, tuple[int, ...]], ...]
+) -> None:
+    """A row received a value of a later micro-batch first, so that one was computed before: random draws were others than in the model."""
+    routes = [Route(f"v{s}", s, (s + 1,)) for s in range(n_stages - 1)]
+    routes += [Route(f"skip{i}", s, to) for i, (s, to) in enumerate(skips) if max(to) < n_stages]
+    program = lower(pc.build_schedule(name, n_stages, count), routes)
+    order = in_turn(program)
+    assert sorted(order) == [(d, i) for d, row in enumerate(program.rows) for i in range(len(row))]
+    actions = [action for d, i in order if (action := program.rows[d][i].action) is not None]
+    forwards = [(action.microbatch, action.stage) for action in actions if action.kind is Kind.FORWARD]
+    assert forwards == sorted(forwards)
+    for device, row in enumerate(program.rows):
+        others = [i for d, i in order if d == device and row[i].op is not Op.RECV]
+        assert others == sorted(others)
+    defined = set()
+    for d, i in order:
+        assert {(d, one) for one in program.rows[d][i].reads} <= defined
+        defined |= {(d, one) for one in program.rows[d][i].writes}
 
 
 def test_a_schedule_may_run_stages_out_of_order_where_no_value_asks_for_it() -> None:

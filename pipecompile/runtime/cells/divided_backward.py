@@ -24,8 +24,7 @@ from pipecompile.graph.backward_split import (
     divide_backward,
     explore_backward,
 )
-from pipecompile.runtime.cells.saved_values import saved_names
-from pipecompile.torch_private.autograd_engine import accumulate, hooks_of_tensor
+from pipecompile.torch_private.autograd_engine import accumulate, hooks_of_tensor, raw_saved_names, unpacked_name
 
 __all__ = ["DividedBackward", "Remainder", "run_division"]
 
@@ -145,7 +144,7 @@ def _taken_out(nodes: Iterable[Node]) -> list[torch.Tensor]:
         return len(shelf) - 1
 
     for node in nodes:
-        for raw, unpacked in saved_names(node):
+        for raw, unpacked in _saved_names(node):
             value: Any = getattr(node, raw)
             for saved in value if isinstance(value, tuple) else (value,):
                 if _is_worth_freeing(saved.data) and saved.unpack_hook is None:
@@ -158,3 +157,14 @@ def _taken_out(nodes: Iterable[Node]) -> list[torch.Tensor]:
 
 def _is_worth_freeing(saved: Any) -> bool:
     return isinstance(saved, torch.Tensor) and saved.dim() > 0 and not isinstance(saved, torch.nn.Parameter)
+
+
+_NAMES: dict[type, tuple[tuple[str, str], ...]] = {}
+
+
+def _saved_names(node: Node) -> tuple[tuple[str, str], ...]:
+    """Return (raw, unpacked) names of the attributes that hold what a node saved."""
+    kind = type(node)
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple((name, unpacked_name(name)) for name in raw_saved_names(node))
+    return _NAMES[kind]

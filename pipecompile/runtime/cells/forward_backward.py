@@ -18,7 +18,6 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecompile.runtime.cells.divided_backward import DividedBackward
-from pipecompile.runtime.cells.saved_values import copy_saved
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate, hooks_registered, other_users
 from pipecompile.torch_private.modes import is_any_autocast_enabled
@@ -69,12 +68,11 @@ def forward_cell(
     size_of: int | None,
     *,
     casts: bool,
-    written: Sequence[torch.Tensor] = (),
 ) -> Run:
     """Return the function of an F. Inputs, outputs and `saved` are registers; without `saved` (inference) nothing is detached.
 
     `size_of` is the micro-batch whose size (samples) is the last argument, None for no size; `casts`: the stage has
-    autocast regions; `written` are tensors that forwards of later micro-batches may write.
+    autocast regions.
     """
 
     def forward(frame: Frame) -> None:
@@ -84,7 +82,7 @@ def forward_cell(
         if saved is None:
             results = stage(*values, *size)
         else:
-            results, registers[saved] = forward_with_graph(stage, values, size, casts=casts, written=written)
+            results, registers[saved] = forward_with_graph(stage, values, size, casts=casts)
         for index, value in zip(outputs, results, strict=True):
             registers[index] = value
 
@@ -92,20 +90,13 @@ def forward_cell(
 
 
 def forward_with_graph(
-    stage: Function,
-    values: list[Any],
-    size: tuple[int, ...],
-    *,
-    casts: bool,
-    written: Sequence[torch.Tensor] = (),
+    stage: Function, values: list[Any], size: tuple[int, ...], *, casts: bool
 ) -> tuple[Sequence[Any], SavedGraph]:
     """Run a stage on leaves made from `values`, which are replaced in place. Return the outputs and the graph."""
     leaves = make_leaves(values, casts=casts)
     before = hooks_registered()
     results = stage(*values, *size)
     edges = [edge_of(value) if isinstance(value, torch.Tensor) and value.requires_grad else None for value in results]
-    if written:
-        copy_saved(edges, written)
     return results, SavedGraph(leaves, edges, hooks_registered() != before)
 
 

@@ -7,7 +7,7 @@ F records an autograd graph as any forward does, and drops it at its end. So the
 `requires_grad`. The dropped graph does not raise the memory peak, since R holds as much later.
 
 R starts from the buffers as F found them, and restores those that R itself found: running statistics are updated once.
-While R runs, `is_recomputing()` is true. State that the last stage leaves on the model is written again, because the loss may read it,
+While R runs, `is_recomputing()` is true. What Python of the user's has changed since F is undone for the length of R. State that the last stage leaves on the model is written again, because the loss may read it,
 and put back at the end of R.
 """
 
@@ -22,19 +22,22 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph, make_leaves
+from pipecompile.runtime.cells.saved_state import state_copied
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.accelerators import random_state, set_random_state
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modes import is_any_autocast_enabled
+from pipecompile.torch_private.storages import preserve_versions
 from pipecompile.tracing.recompute_flag import recomputation
+from pipecompile.tracing.state.change_log import Change, ChangeLog
 from pipecompile.tracing.state.effect_places import restored_places
 from pipecompile.tracing.state.random_states import (
     CPU_RANDOM,
     RandomStates,
 )
 
-__all__ = ["Recipe", "StageRun", "checkpointed_cell", "recompute_cell", "with_random_lock"]
+__all__ = ["Recipe", "StageRun", "checkpointed_cell", "kept_apart", "recompute_cell"]
 
 _Random = tuple[torch.Tensor, RandomStates]
 """State of the device's generator, and states of the generators of Python."""
@@ -46,7 +49,7 @@ Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 @dataclass(slots=True)
 class Recipe:
     """State in which a forward began: random state, autocast, buffers, the inputs that it then wrote, by place, the numbers
-    of the model that it read, by label, and what was where its effect nodes write.
+    of the model that it read, by label, what was where its effect nodes write, and what Python of the user's changed since.
     """
 
     random: _Random | None
@@ -55,6 +58,7 @@ class Recipe:
     inputs: dict[int, torch.Tensor]
     numbers: dict[str, Any]
     left: list[Any]
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class StageRun:
     size_of: int | None
     effects: SideEffects
     device: torch.device
+    log: ChangeLog | None = None
 
     def forward(self, frame: Frame, values: list[Any]) -> Sequence[Any]:
         """Return the outputs, and keep nothing."""
@@ -73,8 +78,17 @@ class StageRun:
 
     def recorded(self, frame: Frame, values: list[Any]) -> SavedGraph:
         """Run the forward and return what its backward needs."""
-        effects, size = self.effects, self._size(frame)
-        return forward_with_graph(self.function, values, size, casts=effects.casts, written=effects.saved_state)[1]
+        return forward_with_graph(self.function, values, self._size(frame), casts=self.effects.casts)[1]
+
+    def noted(self) -> AbstractContextManager[Change | None]:
+        """Return the context of a forward whose changes a recomputation may have to undo."""
+        if self.log is None or not self.effects.holders:
+            return _UNCHANGED
+        return self.log.noted(self.effects.state_holders)
+
+    def undone(self, change: Change | None) -> AbstractContextManager[list[torch.Tensor]]:
+        """Return the context of a recomputation: a change and all later ones are undone. It yields the tensors that these wrote."""
+        return nullcontext([]) if self.log is None or change is None else self.log.undone(change)
 
     def _size(self, frame: Frame) -> tuple[int, ...]:
         return () if self.size_of is None else (frame.sizes[self.size_of],)
@@ -92,8 +106,8 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
     def forward(frame: Frame) -> None:
         registers = frame.registers
         values = [registers[index] for index in inputs]
-        with CPU_RANDOM if effects.draws else _UNCHANGED:
-            registers[recipe] = _recipe(values, effects, stage.device, device_types)
+        with stage.noted() as change, CPU_RANDOM if effects.draws else _UNCHANGED:
+            registers[recipe] = _recipe(values, effects, stage.device, device_types, change)
             with _without_user_hooks():
                 results = stage.forward(frame, values)
         for index, value in zip(outputs, results, strict=True):
@@ -110,11 +124,20 @@ def _without_user_hooks() -> AbstractContextManager[None]:
     return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
 
 
-def with_random_lock(run: Run) -> Run:
-    """Return `run` under the lock of the CPU's random state: an F without recomputation, in a program that has others."""
+def kept_apart(run: Run, stage: StageRun, *, saves: bool, recomputes: bool) -> Run:
+    """Return an F without recomputation whose state is kept apart from that of others: its graph saves copies of what later forwards
+    write, and in a program that `recomputes`, what it draws and changes is noted.
+
+    `saves`: a backward follows.
+    """
+    effects = stage.effects
+    state = effects.reread_buffers if saves else ()
+    is_locked = recomputes and effects.draws and stage.device.type == "cpu"
+    if not (state or is_locked or (stage.log is not None and effects.holders)):
+        return run
 
     def forward(frame: Frame) -> None:
-        with CPU_RANDOM:
+        with stage.noted(), CPU_RANDOM if is_locked else _UNCHANGED, state_copied(state):
             run(frame)
 
     return forward
@@ -147,7 +170,8 @@ def _restored(before: Recipe, stage: StageRun, device_types: Sequence[str]) -> A
     elif not autocast:
         autocast = tuple((kind, dtype, False) for kind, dtype, _ in now)
     changes = autocast or before.random is not None or stage.effects.written_buffers or before.numbers or before.left
-    return _state_restored(before, autocast, stage) if changes else _UNCHANGED
+    is_changed = bool(changes) or before.change is not None
+    return _state_restored(before, autocast, stage) if is_changed else _UNCHANGED
 
 
 _UNCHANGED = nullcontext()
@@ -157,12 +181,16 @@ _UNCHANGED = nullcontext()
 @contextmanager
 def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iterator[None]:
     with ExitStack() as stack:
+        written = stack.enter_context(stage.undone(before.change))
         for kind, dtype, enabled in autocast:
             stack.enter_context(torch.autocast(kind, dtype, enabled))
         stack.enter_context(_tensors_restored(before, stage.effects, stage.device))
         if before.numbers:
             stack.enter_context(stage.effects.lifted.restored(before.numbers))
         stack.enter_context(restored_places(stage.effects.places, before.left))
+        state = [tensor for tensor in (*written, *stage.effects.written_buffers) if not tensor.is_inference()]
+        stack.enter_context(preserve_versions(tuple(state)))
+        stack.enter_context(state_copied(state))
         yield
 
 
@@ -181,7 +209,13 @@ def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device
             _set_random_state(random, device)
 
 
-def _recipe(values: Sequence[Any], effects: SideEffects, device: torch.device, device_types: Sequence[str]) -> Recipe:
+def _recipe(
+    values: Sequence[Any],
+    effects: SideEffects,
+    device: torch.device,
+    device_types: Sequence[str],
+    change: Change | None,
+) -> Recipe:
     autocast = _autocast(device_types)
     if effects.is_stateless and not autocast:
         return _NOTHING
@@ -192,6 +226,7 @@ def _recipe(values: Sequence[Any], effects: SideEffects, device: torch.device, d
         {place: _copy(values[place]) for place in effects.written_inputs if isinstance(values[place], torch.Tensor)},
         effects.lifted.numbers,
         [place.before() for place in effects.places],
+        change,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -12,10 +14,12 @@ from torch import fx, nn
 from pipecompile.graph.stages import Stage
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.torch_private.modules import forward_hooks_of
+from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.change_log import StateHolders
 from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.random_states import RandomSource, generators_among, random_sources
 from pipecompile.tracing.state.snapshot import held_values, places_of
@@ -29,7 +33,7 @@ class SideEffects:
 
     draws             the stage draws random numbers
     written_buffers   tensors of the model that it may write
-    saved_state       those of them that autograd may save: all but the buffers of layers of torch, which it does not read
+    reread_buffers    those that it also reads elsewhere than where it writes them
     written_inputs    places of the inputs that it writes in place
     casts             it has autocast regions
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
@@ -37,11 +41,11 @@ class SideEffects:
     lifted            the numbers of the model that it reads at every run
     places            where its effect nodes write
     runs_python       it has pieces of the user's that are kept whole, or hooks of layers
+    holders           the modules and functions whose state these, and the loss, may change
     """
 
     draws: bool = False
     written_buffers: tuple[torch.Tensor, ...] = ()
-    saved_state: tuple[torch.Tensor, ...] = ()
     written_inputs: tuple[int, ...] = ()
     casts: bool = False
     redraws: bool = False
@@ -49,12 +53,19 @@ class SideEffects:
     lifted: LiftedState = NOTHING_LIFTED
     places: tuple[EffectPlace, ...] = ()
     runs_python: bool = False
+    holders: tuple[Any, ...] = ()
+    reread_buffers: tuple[torch.Tensor, ...] = ()
 
     @cached_property
     def is_stateless(self) -> bool:
         """Return whether a forward neither draws, nor writes buffers or inputs, nor reads numbers, nor leaves values on the model."""
         kept = self.draws, self.written_buffers, self.written_inputs, self.lifted is not NOTHING_LIFTED, self.places
-        return not any(kept)
+        return not any((*kept, self.holders))
+
+    @cached_property
+    def state_holders(self) -> StateHolders:
+        """The holders, with the objects near them."""
+        return StateHolders(self.holders)
 
     @classmethod
     def of(cls, stage: Stage) -> SideEffects:
@@ -62,27 +73,21 @@ class SideEffects:
         inputs = [node for node in stage.module.graph.nodes if node.op == "placeholder"][: len(stage.inputs)]
         nodes = [node for node in stage.module.graph.nodes if node.op != "placeholder"]
         written = {storage for node in nodes for storage in facts(node).mutates}
+        buffers = tuple({id(tensor): tensor for tensor in _written_tensors(stage.module, nodes, written)}.values())
+        counts = _uses(stage.module, nodes)
         return cls(
             any(facts(node).draws for node in nodes),
-            _once(_written_tensors(stage.module, nodes, written)),
-            _once(_written_tensors(stage.module, [node for node in nodes if _is_read(stage.module, node)], written)),
+            buffers,
             tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
             any(node.target is enter_autocast for node in nodes),
             any(noted.draws and noted.region and noted.region.keeps_draws for noted in map(facts, nodes)),
             _python_sources(stage.module, nodes),
             next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
             tuple(node.target.place for node in nodes if hasattr(node.target, "place")),
-            any(_runs_python(called) for called in _called_modules(stage.module, nodes)),
+            bool(called := [one for one in _called_modules(stage.module, nodes) if _runs_python(one)]),
+            tuple(one.owner[0] if isinstance(one, OpaqueModule) else one for one in called),
+            tuple(one for one in buffers if one.layout is torch.strided and counts[storage_key(one)] > 1),
         )
-
-
-def _once(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return tuple({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _is_read(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Return whether autograd may save what a node reads of the model: an attribute, or in code of the user's."""
-    return node.op == "get_attr" or any(isinstance(one, OpaqueModule) for one in _called_modules(module, [node]))
 
 
 def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: set[int]) -> Iterator[torch.Tensor]:
@@ -95,6 +100,29 @@ def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: 
         elif node.op == "get_attr" and written & facts(node).storages:
             *parents, name = str(node.target).split(".")
             yield getattr(module.get_submodule(".".join(parents)), name)
+
+
+def _uses(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> Counter[int]:
+    """Return, by memory, how many nodes use each tensor of the model; a piece that is kept whole counts as two."""
+    attributes = {node for node in nodes if node.op == "get_attr"}
+    keys = {key: _held_key(module, node) for node in attributes for key in facts(node).storages}
+    counts: Counter[int] = Counter()
+    for node in nodes:
+        if node.op == "call_module":
+            called = module.get_submodule(str(node.target))
+            tensors = (*called.buffers(), *(called.written if isinstance(called, OpaqueModule) else ()))
+            held = {storage_key(one) for one in tensors if one.layout is torch.strided}
+            counts.update(dict.fromkeys(held, 2 if isinstance(called, OpaqueModule) else 1))
+        if node not in attributes:
+            used = {key for one in (node, *node.all_input_nodes) for key in (*facts(one).storages, *facts(one).mutates)}
+            counts.update({keys[key] for key in used & keys.keys()})
+    return counts
+
+
+def _held_key(module: fx.GraphModule, node: fx.Node) -> int:
+    *parents, name = str(node.target).split(".")
+    held = getattr(module.get_submodule(".".join(parents)), name)
+    return storage_key(held) if isinstance(held, torch.Tensor) and held.layout is torch.strided else 0
 
 
 def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:

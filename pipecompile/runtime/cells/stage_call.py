@@ -25,6 +25,7 @@ from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import has_any_global_hook, hook_tables_of, is_compiled
+from pipecompile.tracing.state.change_log import writes_noted
 
 __all__ = ["LOSS_NOTE", "LossCode", "StageCode", "loss_function", "with_loss"]
 
@@ -161,7 +162,8 @@ def loss_function(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Funct
 def _called(loss_fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Return what the loss function returns. An error of it gets a note that says what it was called with."""
     try:
-        return loss_fn(*arguments)
+        with writes_noted(loss_fn):
+            return loss_fn(*arguments)
     except Exception as error:
         error.add_note(f"{LOSS_NOTE} ({', '.join(map(_described, arguments))})")
         raise

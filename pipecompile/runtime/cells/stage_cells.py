@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, Protocol
 
 from torch import nn
@@ -14,6 +15,7 @@ from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.cells.stage_call import LossCode, StageCode, with_loss
 from pipecompile.runtime.results import Outputs
+from pipecompile.tracing.reachable_code import is_foreign
 
 __all__ = ["Cell", "CellCode", "loss_cells", "plain_cells", "unshared_places"]
 
@@ -119,7 +121,13 @@ def loss_cells(
         inputs=inputs,
         outputs=(LOSS, AUX) if has_aux else (LOSS,),
         is_sized=True,
-        effects=replace(last.effects, written_inputs=written),
+        effects=replace(last.effects, written_inputs=written, holders=(*last.effects.holders, *_holder(loss_fn))),
         unshared=last.unshared - set(outputs.names),
     )
     return [*others, cell]
+
+
+def _holder(loss_fn: Callable[..., Any] | None) -> tuple[Any, ...]:
+    """Return the loss function, if it may have state: functions of torch have none."""
+    is_stateless = loss_fn is None or (isinstance(loss_fn, FunctionType) and is_foreign(loss_fn))
+    return () if is_stateless else (loss_fn,)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.torch_private.modules import buffers_of, children_of
+from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.torch_private.modules import STATE_TABLES, buffers_of, children_of
 from pipecompile.tracing.container_items import CONTAINERS, values_in
 from pipecompile.tracing.loaded_names import attribute_names
 from pipecompile.tracing.model_pieces import Piece
@@ -24,7 +25,7 @@ from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.plain_functions import function_of
 from pipecompile.tracing.reachable_code import is_foreign
 
-__all__ = ["named_by", "named_tensors", "tensors_within"]
+__all__ = ["attribute_tensors", "named_by", "named_tensors", "tensors_within"]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -107,18 +108,28 @@ def _tensors(module: nn.Module, names: frozenset[str]) -> Iterator[torch.Tensor]
 
 
 def tensors_within(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested containers and in objects of the user's, but for modules: a value may be a list that holds itself."""
+    """Yield the strided tensors in nested containers and in objects of the user's, but for modules. A list may hold itself."""
     pending, seen = [value], dict[int, Any]()
     while pending:
         one = pending.pop()
         if isinstance(one, torch.Tensor):
-            yield one
+            if type(one) in (torch.Tensor, nn.Parameter) and one.layout is torch.strided:
+                yield one
         elif id(one) not in seen and not isinstance(one, _WITHOUT):
             seen[id(one)] = one
             if isinstance(one, CONTAINERS):
                 pending += values_in(one)
             elif not is_foreign(type(one)):
                 pending += getattr(one, "__dict__", {}).values()
+
+
+def attribute_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors of attributes that are no parameters and buffers, also in lists, dicts and objects."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in STATE_TABLES:
+                found = (one for one in tensors_within(value) if not isinstance(one, FakeTensor))
+                yield from ((f"{path}.{name}".lstrip("."), one) for one in found)
 
 
 _WITHOUT = (str, bytes, int, float, nn.Module, type, FunctionType, MethodType, ModuleType)

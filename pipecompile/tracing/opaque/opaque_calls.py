@@ -20,6 +20,7 @@ from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.fake_results import fake_result
+from pipecompile.tracing.opaque.named_tensors import attribute_tensors
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.opaque.result_spec import ResultSpec
 from pipecompile.tracing.opaque.watched_state import WatchedState
@@ -96,7 +97,7 @@ class OpaqueCalls:
         module.expected_results.append(expected)
         written = [leaves[position] for position in trial.written]
         written += [twin(tensor) for tensor in trial.state]
-        written += list(owner.buffers()) if piece.is_module else []
+        written += [*owner.buffers(), *(twin(one) for _, one in attribute_tensors(owner))] if piece.is_module else []
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         held = (*own, *map(twin, trial.used))
         size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0

@@ -23,6 +23,7 @@ from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.unread_parts import UnreadPart, leaves_in
 from pipecompile.tracing.opaque.watched_state import WatchedState
+from pipecompile.tracing.state.change_log import writes_noted
 
 __all__ = ["ExpectedLeaf", "ExpectedResult", "OpaqueModule"]
 
@@ -116,7 +117,10 @@ class OpaqueModule(nn.Module):
         """Call the piece, without a check of its result."""
         owner: Any = self.owner[0]
         function = self.function or (getattr(owner, self.piece.method) if self.piece.method else owner)
-        return function(*args, **kwargs)
+        if not self.is_users:
+            return function(*args, **kwargs)
+        with writes_noted(owner):
+            return function(*args, **kwargs)
 
     def kernels(self, call: int, size: int) -> tuple[tuple[float, float, torch.dtype], ...]:
         """Return (FLOPs, bytes moved, dtype) of each kernel of a call with `size` samples."""

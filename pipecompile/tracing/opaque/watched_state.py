@@ -6,18 +6,15 @@ The version counters of these tensors are compared around every call of a piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import current_thread, main_thread
 
 import torch
 from torch import nn
 
-from pipecompile.torch_private.modes import FakeTensor
-from pipecompile.torch_private.modules import STATE_TABLES
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
-from pipecompile.tracing.opaque.named_tensors import tensors_within
+from pipecompile.tracing.opaque.named_tensors import attribute_tensors
 
 __all__ = ["WatchedState"]
 
@@ -32,7 +29,7 @@ class WatchedState:
     @classmethod
     def of(cls, model: nn.Module, written: frozenset[int], values: ValueNodes) -> WatchedState:
         """Return the tensors of a model that is being recorded, but for those whose fake tensors live in the memory `written`."""
-        plain = ((name, tensor, values.twins.of(tensor)) for name, tensor in _attributes(model))
+        plain = ((name, tensor, values.twins.of(tensor)) for name, tensor in attribute_tensors(model))
         kept = [(n, tensor) for n, tensor, twin in (*values.owned(), *plain) if not storages([twin]) & written]
         return cls(tuple(name for name, _ in kept), tuple(tensor for _, tensor in kept))
 
@@ -50,12 +47,3 @@ class WatchedState:
         is_alone = current_thread() is main_thread()
         changed = zip(self.names, self.tensors, versions, strict=True)
         return next((n for n, t, v in changed if version_of(t) != v and (is_alone or not t.requires_grad)), "")
-
-
-def _attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and tensors of attributes that are no parameters and buffers, also in lists, dicts and objects."""
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name not in STATE_TABLES:
-                found = (one for one in tensors_within(value) if not isinstance(one, FakeTensor))
-                yield from ((f"{path}.{name}".lstrip("."), one) for one in found)

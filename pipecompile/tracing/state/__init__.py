@@ -1,8 +1,10 @@
 """State: what a model holds, restored after a recording, and what a call leaves on the model, recorded as nodes.
 
     snapshot              containers, attributes and random states: found, compared, restored
+    hidden_containers     slots, arrays and tuples as containers
     tensor_contents       contents of tensors, restored after a run of the real model
     function_state        the same for what a loss function reaches
+    change_log            what user code changes in the forwards of a step, undone while one of them is recomputed
     preserved_run         the same for runs of nodes, by the cost models and the initialization from meta
 
     leftover_state        differences that a call leaves; effect nodes

@@ -22,11 +22,19 @@ from pipecompile.tracing.loaded_names import names_in
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.outer_bindings import OuterBindings
 from pipecompile.tracing.state.shared_objects import is_shared
-from pipecompile.tracing.state.snapshot import can_hold, content_of, contents_restored, places_of, tensors_of
+from pipecompile.tracing.state.snapshot import Place, can_hold, content_of, contents_restored, places_of, tensors_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["function_restored", "globals_restored", "reads_objects", "tensors_near"]
+__all__ = [
+    "function_restored",
+    "globals_restored",
+    "places_near",
+    "reads_objects",
+    "roots_near",
+    "tensors_held",
+    "tensors_near",
+]
 
 
 @contextmanager
@@ -42,7 +50,7 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
         for name in names_in(one.__code__) & one.__globals__.keys()
     ]
     with ExitStack() as stack:
-        stack.enter_context(contents_restored(places_of(*roots, most=_MOST)))
+        stack.enter_context(contents_restored(places_of(*roots, most=_MOST, deep=True)))
         if tensors:
             stack.enter_context(tensors_restored(*roots, most=_MOST))
         try:
@@ -76,8 +84,7 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[None
     The names themselves are bound as before. Without `tensors`, contents are left as they are: for a block that records on fake
     tensors. What it changes is lost, with a warning.
     """
-    own, code = {id(module) for module in model.modules()}, reachable(model)
-    roots = [one for one in code.objects if _may_be_state(one) and id(one) not in own]
+    code, roots = reachable(model), roots_near(model)
     alone = [one for one in code.objects if isinstance(one, torch.Tensor)]
     if not _is_users(model):  # the call of a loss is a model of the recorder's: `function_restored` is around it
         yield
@@ -100,6 +107,25 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[None
             " as it is. Try a buffer or an attribute of the model instead",
             RecordingWarning,
         )
+
+
+def roots_near(holder: Any) -> list[Any]:
+    """Return the objects near a module or a function that may be state: of a module, those that its functions name or close over."""
+    if not isinstance(holder, nn.Module):
+        return _reached(holder)[0]
+    own = {id(module) for module in holder.modules()}
+    return [one for one in reachable(holder).objects if _may_be_state(one) and id(one) not in own]
+
+
+def places_near(holder: Any, roots: Sequence[Any]) -> list[Place]:
+    """Return the containers of a module, if the holder is one, and of the objects near it, `roots`."""
+    own = places_of(holder, deep=True) if isinstance(holder, nn.Module) else []
+    return [*own, *places_of(*roots, most=_MOST, deep=True)]
+
+
+def tensors_held(holder: Any, roots: Sequence[Any]) -> list[torch.Tensor]:
+    """Return the tensors of a module, if the holder is one, and of the objects near it, `roots`."""
+    return [*(tensors_of(holder) if isinstance(holder, nn.Module) else ()), *tensors_of(*roots, most=_MOST)]
 
 
 def _is_same(now: Sequence[Any], then: Sequence[Any]) -> bool:

@@ -68,7 +68,7 @@ class StateChange:
     @property
     def name(self) -> str:
         """The path by which the user's code reaches the container, for messages."""
-        inside = "" if self.is_buffer else self.place.name
+        inside = "" if self.place.name in STATE_TABLES else self.place.name
         where = (self.place.owner, inside, "" if self.key is None else str(self.key))
         return ".".join(filter(None, where)) or "a list"
 
@@ -130,6 +130,11 @@ class StateWatch:
         changes = [change for place, then in places for change in _differences(place, then)]
         changes = [change for change in changes if not (change.is_buffer and self._is_written_back(change))]
         return [change for change in changes if not self._is_layers_own(change)]
+
+    def replaced(self) -> list[StateChange]:
+        """Return the parameters and children that are others now. No node can replace them."""
+        places = [(place, then) for place, then in self._then if id(place.container) in self._tables]
+        return [change for place, then in places for change in _differences(place, then)]
 
     def _is_layers_own(self, change: StateChange) -> bool:
         """Return whether a layer of torch has changed an attribute of its own, as LSTM the list of its weights: its node does so too."""

@@ -42,7 +42,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
     Inside the block, inference mode is off, because autograd refuses inference tensors; grad mode is the caller's.
     """
-    with effects_muted(), contents_restored(places_of(model)), _attributes_untouched(model):
+    with effects_muted(), contents_restored(places_of(model, deep=True)), _attributes_untouched(model):
         yield
 
 

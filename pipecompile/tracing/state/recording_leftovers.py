@@ -16,8 +16,10 @@ from typing import Any
 
 from torch import nn
 
+from pipecompile.errors import RecordingWarning
 from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES
 from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, change_keys, hooks_of, without_keys
+from pipecompile.tracing.user_source import warn
 
 __all__ = ["ModuleSnapshots", "RecordingLeftovers"]
 
@@ -66,6 +68,17 @@ class RecordingLeftovers:
         """Return the changes since then, by default since construction."""
         changes = without_keys((since or self.watch).changes(), self._leaf_keys)
         return [change for change in changes if not self.stands_for(change.value, change.before)]
+
+    def warn_of_replaced(self) -> None:
+        """Warn of parameters and submodules that `forward` has replaced, as if it ties weights, and that the model keeps in a pipeline."""
+        changes = without_keys(self.watch.replaced(), self._leaf_keys)
+        names = [one.name for one in changes if not self.stands_for(one.value, one.before)]
+        if names:
+            what = (
+                f"{type(self.model).__name__}.forward replaces {', '.join(dict.fromkeys(names))}: a pipeline computes with what it puts"
+                " there, and leaves the parameters and submodules of the model as they are. Try to replace them once, before compile"
+            )
+            warn(what, RecordingWarning)
 
 
 _TABLES = (*STATE_TABLES, *HOOK_TABLES)

@@ -23,6 +23,15 @@ from pipecompile.tracing.container_items import items_in, refill, size_of, value
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 from pipecompile.tracing.loaded_names import names_in
 from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.hidden_containers import (
+    Slots,
+    array_content,
+    has_numbers,
+    hidden_container,
+    identity,
+    is_array,
+    set_array,
+)
 from pipecompile.tracing.state.random_states import (
     RandomStates,
     generators_among,
@@ -36,13 +45,16 @@ __all__ = [
     "can_hold",
     "content_of",
     "contents_restored",
+    "has_content",
     "held_values",
     "model_restored",
     "places_of",
+    "set_content",
     "tensors_of",
 ]
 
 _CONTAINERS = (dict, list, set, deque, CellType)
+_SIZED = (dict, list, set, deque, tuple, frozenset)
 _FOREIGN = (frozenset(sys.stdlib_module_names) - {"argparse", "collections", "types"}) | {"torch", "numpy"}
 """Packages whose objects are not searched: a model does not store its caches in them, but in a Namespace or a UserDict."""
 
@@ -54,7 +66,7 @@ def model_restored(model: nn.Module) -> Iterator[RandomStates]:
     Tensors are restored by identity. Their contents are safe because the block computes on fake tensors; for a block that
     computes on real ones see `tensor_contents`. The states of the generators at the beginning are yielded.
     """
-    places = places_of(model)
+    places = places_of(model, deep=True)
     generators = generators_among((*held_values(places), *reachable(model).objects))
     with random_states_restored(random_sources(generators)) as states, contents_restored(places):
         yield states
@@ -68,7 +80,7 @@ def contents_restored(places: Iterable[Place]) -> Iterator[None]:
         yield
     finally:
         for container, content in contents:
-            _restore(container, content)
+            set_content(container, content)
 
 
 def tensors_of(*roots: Any, most: int | None = None) -> list[torch.Tensor]:
@@ -76,7 +88,7 @@ def tensors_of(*roots: Any, most: int | None = None) -> list[torch.Tensor]:
     module that is reached, all parameters and buffers are returned.
     """
     tensors, searched = dict[int, torch.Tensor](), set[int]()
-    for item in (*roots, *held_values(places_of(*roots, most=most))):
+    for item in (*roots, *held_values(places_of(*roots, most=most, deep=True))):
         if isinstance(item, torch.Tensor):
             tensors[id(item)] = item
         elif isinstance(item, nn.Module) and most is not None and id(item) not in searched:
@@ -103,11 +115,12 @@ class Place:
     name: str = ""
 
 
-def places_of(*roots: Any, most: int | None = None) -> list[Place]:
+def places_of(*roots: Any, most: int | None = None, deep: bool = False) -> list[Place]:
     """Return every container reachable from the roots, each once; of a model, also from the hooks of all modules.
 
     Functions are followed only if they are roots or hooks. An object that other threads may change is left out, unless it is a root.
-    With `most`, return so many containers, the nearest first, and none with more than so many items.
+    With `most`, return so many containers, the nearest first, and none with more than so many items. With `deep`, return also what is in
+    tuples, slots and closures of functions that are attributes, and arrays: to restore it, for no node can write there.
     """
     places, named, paths = dict[int, Place](), dict[int, Place](), dict[int, str]()
     followed = set(root_ids := {id(root) for root in roots})
@@ -126,20 +139,32 @@ def places_of(*roots: Any, most: int | None = None) -> list[Place]:
                 pending += [(item, owner, name) for item in _closed_over(holder)]
                 named |= {id(item): Place(item, owner) for item in _named(holder)}
             continue
-        container = _container(holder, is_root=id(holder) in root_ids)
-        if id(container) not in places and (
-            most is None or isinstance(container, CellType) or size_of(container) <= most
-        ):
-            places[id(container)] = Place(container, owner, name)
-            pending += [(item, owner, label) for label, item in _labelled(container, name) if can_hold(item)]
+        container = _container(holder, is_root=id(holder) in root_ids, deep=deep)
+        key = identity(container)
+        if key not in places and (most is None or not isinstance(container, _SIZED) or size_of(container) <= most):
+            places[key] = Place(container, owner, name)
+            labelled = _labelled(container, name)
+            followed |= _own_functions(holder, labelled) if deep else set()
+            pending += [(item, owner, label) for label, item in labelled if can_hold(item) or (deep and _hides(item))]
     return list((named | places).values())
 
 
-def _container(holder: Any, *, is_root: bool) -> Any:
+def _container(holder: Any, *, is_root: bool, deep: bool) -> Any:
     """Return what holds the values of an object: itself, or its attributes; nothing of an object that other threads may change."""
     if isinstance(holder, _CONTAINERS):
         return holder
+    if deep and (hidden := hidden_container(holder, _FOREIGN)) is not None:
+        return hidden
     return {} if not is_root and is_shared(holder) else getattr(holder, "__dict__", {})
+
+
+def _own_functions(holder: Any, labelled: list[tuple[str, Any]]) -> set[int]:
+    """Return the ids of the functions that are attributes of a module."""
+    return {id(item) for _, item in labelled if isinstance(holder, nn.Module) and isinstance(item, FunctionType)}
+
+
+def _hides(item: Any) -> bool:
+    return hidden_container(item, _FOREIGN) is not None
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
@@ -171,17 +196,17 @@ def _named(function: Any) -> Iterator[Any]:
                 yield value
 
 
-def _labelled(container: Any, name: str) -> Iterable[tuple[str, Any]]:
+def _labelled(container: Any, name: str) -> list[tuple[str, Any]]:
     """Return (path, item) of each item; the items of a list have the path of the list."""
-    if isinstance(container, dict):
-        return [(f"{name}.{key}".lstrip("."), item) for key, item in items_in(container)]
+    if isinstance(container, (dict, Slots)):
+        return [(f"{name}.{key}".lstrip("."), item) for key, item in content_of(container)]
     return [(name, item) for item in _items(container)]
 
 
 def _items(container: Any) -> Iterable[Any]:
-    if isinstance(container, CellType):
+    if isinstance(container, (CellType, Slots)):
         return [value for _, value in content_of(container)]
-    return values_in(container)
+    return [] if is_array(container) else values_in(container)
 
 
 def _is_foreign(value: Any) -> bool:
@@ -198,7 +223,11 @@ def can_hold(value: object) -> bool:
 
 
 def content_of(container: Any) -> list[Any]:
-    """Return the content of a container: (key, value) pairs of attributes, dicts and variables, else the items."""
+    """Return the content of a container: (key, value) pairs of attributes, dicts and variables, else the items; of an array a copy."""
+    if isinstance(container, Slots):
+        return container.pairs()
+    if is_array(container):
+        return array_content(container)
     if isinstance(container, CellType):
         try:
             return [("cell_contents", container.cell_contents)]
@@ -207,14 +236,27 @@ def content_of(container: Any) -> list[Any]:
     return items_in(container)
 
 
-def _restore(container: Any, content: list[Any]) -> None:
+def set_content(container: Any, content: list[Any]) -> None:
     """Give a container its content back. An unchanged container is not touched."""
-    if _same(content_of(container), content, is_pairs=isinstance(container, (dict, CellType))):
+    if is_array(container):
+        set_array(container, content)
+        return
+    if has_content(container, content):
+        return
+    if isinstance(container, Slots):
+        container.fill(content)
         return
     if isinstance(container, CellType):
         container.cell_contents = content[0][1] if content else None
         return
     refill(container, content)
+
+
+def has_content(container: Any, content: list[Any]) -> bool:
+    """Return whether a container consists of the very objects that `content_of` has returned; an array, of equal numbers."""
+    if is_array(container):
+        return has_numbers(container, content)
+    return _same(content_of(container), content, is_pairs=isinstance(container, (dict, CellType, Slots)))
 
 
 def _same(now: list[Any], then: list[Any], *, is_pairs: bool) -> bool:

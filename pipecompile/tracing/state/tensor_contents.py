@@ -16,7 +16,7 @@ from pipecompile.torch_private.operators import HigherOrderOperator, schema_of
 from pipecompile.torch_private.storages import preserve_versions, storage_key
 from pipecompile.tracing.state.snapshot import tensors_of
 
-__all__ = ["tensors_restored"]
+__all__ = ["CopyBeforeWrite", "is_same_memory", "tensors_restored"]
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[None]:
     with torch.no_grad():
         copies = [(tensor, tensor.clone()) for tensor in others] if most is None else []
     memory = [(tensor, tensor.detach()) for tensor in (*parameters, *others) if tensor.layout is torch.strided]
-    guard = _CopyBeforeWrite(held if most is not None else parameters)
+    guard = CopyBeforeWrite(held if most is not None else parameters)
     cards = dict.fromkeys(tensor.device for tensor in parameters)
     versions = preserve_versions((*parameters, *others))
     with forked_generators(cards), versions:
@@ -44,7 +44,7 @@ def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[None]:
                 yield
         finally:
             for tensor, before in memory:
-                if not _is_same_memory(tensor, before):
+                if not is_same_memory(tensor, before):
                     tensor.data = before
             for tensor, copy in (*copies, *guard.copies.values()):
                 tensor.data.copy_(copy)
@@ -53,13 +53,13 @@ def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[None]:
                 parameter.grad = gradient
 
 
-def _is_same_memory(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+def is_same_memory(tensor: torch.Tensor, before: torch.Tensor) -> bool:
     """Return whether a tensor still is what `before`, an alias that was made of it, is."""
     now = (storage_key(tensor), tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
     return now == (storage_key(before), before.shape, before.stride(), before.storage_offset(), before.dtype)
 
 
-class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Copies of the tensors that kernels write; `copies` maps the storage to (tensor, copy)."""
 
     supports_higher_order_operators = True

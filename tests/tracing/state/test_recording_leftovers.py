@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+
 import pytest
 import torch
 from bodies import rows
@@ -117,3 +120,38 @@ def test_backward_hooks_on_a_module_that_forward_changes_are_refused():
     model.drop.register_full_backward_hook(lambda module, given, made: None)
     with pytest.raises(TraceError, match="drop is changed by forward"):
         trace(model, torch.randn(3, 4))
+
+
+class Replaces(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.kind = nn.Linear(4, 4), nn.Linear(4, 4), kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "weight":
+            self.b.weight = self.a.weight
+        if self.kind == "no bias":
+            self.b.bias = None
+        if self.kind == "child":
+            self.b = self.a
+        if self.kind == "for a while":
+            before, self.b.weight = self.b.weight, self.a.weight
+            x = self.b(x)
+            self.b.weight = before
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("weight", "b.weight"), ("no bias", "b.bias"), ("child", "b"), ("for a while", ""), ("none", "")]
+)
+def test_parameters_and_children_that_forward_replaces_are_a_warning(kind: str, name: str) -> None:
+    """The model kept its own, without a word, and its state dict was not that of eager."""
+    model, x = Replaces(kind), torch.randn(2, 4)
+    eager = copy.deepcopy(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = trace(model, x)
+    texts = [str(one.message) for one in caught if "forward replaces" in str(one.message)]
+    assert len(texts) == bool(name)
+    assert all(f"Replaces.forward replaces {name}: a pipeline computes with" in text for text in texts)
+    assert torch.equal(graph(x), eager(x))

@@ -1,0 +1,80 @@
+"""Copies of the model's state in the autograd graph of a forward, since later forwards change the state before the backward.
+
+    F0  buffer: 0 to 1, x * buffer saves it     F1  buffer: 1 to 2     B0  reads the copy that F0 took at its end, 1
+
+The copies are taken at the end of the forward, as a backward right behind it would find the state. The kernel of batch norm in evaluation mode reads
+running statistics in its backward, and a later call in training mode updates these without a new version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
+from pipecompile.torch_private.storages import storage_key, version_of
+
+__all__ = ["state_copied"]
+
+
+class _Saved:
+    """A tensor that autograd has saved, and its version then."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.version = tensor, version_of(tensor)
+
+    def value(self) -> torch.Tensor:
+        """Return the tensor. Raise RuntimeError in the words of autograd, which compares no versions where there are hooks."""
+        if version_of(self.tensor) != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation:"
+                f" [{self.tensor.type()} {list(self.tensor.shape)}] is at version {version_of(self.tensor)};"
+                f" expected version {self.version} instead"
+            )
+        return self.tensor
+
+
+class _SavedState(_Saved):
+    """State that autograd has saved: an alias at first, and a copy once the forward has ended."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor.detach())
+
+    def copy(self) -> None:
+        """Replace the alias by a copy, unless the forward has written it since: the backward raises then."""
+        if version_of(self.tensor) == self.version:
+            self.tensor = self.tensor.clone()
+            self.version = version_of(self.tensor)
+
+
+@contextmanager
+def state_copied(state: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Let autograd save copies of these tensors and their views in this context, and any other tensor as usual.
+
+    Hooks of the user's get what they would get without the context, but copies.
+    """
+    keys = frozenset(storage_key(tensor) for tensor in state if tensor.layout is torch.strided)
+    if not keys:
+        yield
+        return
+    outer = cast("tuple[Any, Any] | None", saved_tensor_hooks())
+    found: list[_SavedState] = []
+
+    def packed(tensor: torch.Tensor) -> Any:
+        is_state = tensor.layout is torch.strided and storage_key(tensor) in keys
+        if outer is not None:
+            return outer[0](tensor.detach().clone() if is_state else tensor)
+        if not is_state:
+            return _Saved(tensor)
+        found.append(_SavedState(tensor))
+        return found[-1]
+
+    with saved_tensors_hooks(packed, _Saved.value if outer is None else outer[1]):
+        yield
+    with torch.no_grad():
+        for saved in found:
+            saved.copy()

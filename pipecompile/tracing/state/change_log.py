@@ -1,0 +1,227 @@
+"""Log of what Python of the user's changes in the forwards of a step: a recomputation begins in the state in which its forward began.
+
+    F0  self.n: 0 to 1     F1  self.n: 1 to 2     R0  self.n is 0 again; runs, self.n: 0 to 1; at its end self.n is 2
+
+Pieces that are kept whole, hooks of layers and a loss change attributes, lists, and tensors in place. The graph has no nodes of that. A piece that asks `is_recomputing()` takes care of its state itself.
+The log is a chain: each change refers to the next one. A recomputation keeps the change at which its forward began, so a change is
+freed with the last recomputation that may undo it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import RLock, local
+from typing import Any
+
+import torch
+
+from pipecompile.tracing.recompute_flag import questions
+from pipecompile.tracing.state.function_state import places_near, roots_near, tensors_held
+from pipecompile.tracing.state.hidden_containers import identity
+from pipecompile.tracing.state.snapshot import content_of, has_content, set_content
+from pipecompile.tracing.state.tensor_contents import CopyBeforeWrite, is_same_memory
+
+__all__ = ["Change", "ChangeLog", "StateHolders", "writes_noted"]
+
+Tensors = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(slots=True)
+class Change:
+    """The changes of one forward; the last of a log is empty, and has no `next`.
+
+    containers   containers, with their contents before
+    copies       tensors that were written in place, with copies from before
+    memory       tensors that were given other memory (`t.data = other`), with aliases of the memory before
+    """
+
+    containers: list[tuple[Any, list[Any]]] = field(default_factory=list)
+    copies: Tensors = field(default_factory=list)
+    memory: Tensors = field(default_factory=list)
+    next: Change | None = None
+
+
+class StateHolders:
+    """The modules and functions of one stage that run Python of the user's, and the objects near them, found at the first use."""
+
+    def __init__(self, holders: tuple[Any, ...]) -> None:
+        self._holders = holders
+        self._asking: set[int] = set()
+
+    @cached_property
+    def _all(self) -> list[tuple[Any, list[Any]]]:
+        return [(holder, roots_near(holder)) for holder in self._holders]
+
+    @property
+    def _roots(self) -> list[tuple[Any, list[Any]]]:
+        return [(holder, roots) for holder, roots in self._all if id(holder) not in self._asking]
+
+    @contextmanager
+    def questions_noted(self, holder: Any) -> Iterator[None]:
+        """Leave out a holder from now on if it asks whether it is recomputed, while the block runs its code."""
+        before = questions()
+        yield
+        if questions() != before:
+            self._asking.add(id(holder))
+
+    def own(self, pairs: list[tuple[Any, Any]], now: Iterable[Any]) -> list[tuple[Any, Any]]:
+        """Return the pairs of which the first is among `now`, if holders were left out."""
+        present = {identity(one) for one in now} if self._asking else set()
+        return [pair for pair in pairs if not self._asking or identity(pair[0]) in present]
+
+    def contents(self) -> list[tuple[Any, list[Any]]]:
+        """Return the containers near the holders, each once, with their present contents."""
+        places = [place for holder, roots in self._roots for place in places_near(holder, roots)]
+        containers = {identity(place.container): place.container for place in places}
+        return [(container, content_of(container)) for container in containers.values()]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors near the holders, each once."""
+        held = {id(one): one for holder, roots in self._roots for one in tensors_held(holder, roots)}
+        return [one for one in held.values() if not one.is_inference() and one.layout is torch.strided]
+
+
+class _Writes:
+    """The tensors that the pieces of one forward write. Nothing is prepared before the first piece runs."""
+
+    def __init__(self, holders: StateHolders) -> None:
+        self.holders = holders
+        self.guard: CopyBeforeWrite | None = None
+        self.aliases: Tensors = []
+
+    @contextmanager
+    def noted(self, holder: Any) -> Iterator[None]:
+        """Run code of a holder in the block."""
+        if self.guard is None:
+            held = self.holders.tensors()
+            self.guard = CopyBeforeWrite(held)
+            self.aliases = [(tensor, tensor.detach()) for tensor in held]
+        with self.holders.questions_noted(holder), self.guard if self.aliases else nullcontext():
+            yield
+
+    def copies(self) -> Tensors:
+        """Return the tensors that were written, with copies from before."""
+        return self._own(list(self.guard.copies.values())) if self.guard else []
+
+    def moved(self) -> Tensors:
+        """Return the tensors that have other memory now, with aliases of that before."""
+        return self._own([(tensor, alias) for tensor, alias in self.aliases if not is_same_memory(tensor, alias)])
+
+    def _own(self, pairs: Tensors) -> Tensors:
+        return self.holders.own(pairs, self.holders.tensors()) if pairs else pairs
+
+
+class _Active(local):
+    """The writes of the forward that this thread runs."""
+
+    writes: _Writes | None = None
+
+
+_active = _Active()
+
+
+def writes_noted(holder: Any) -> AbstractContextManager[Any]:
+    """Return the context in which Python of a holder runs: what it writes is noted if a recomputation will need it."""
+    return nullcontext() if _active.writes is None else _active.writes.noted(holder)
+
+
+class ChangeLog:
+    """The changes of the forwards of one program, in the order in which they ran. Threads take turns."""
+
+    def __init__(self) -> None:
+        self._end, self._lock = Change(), RLock()
+
+    @contextmanager
+    def noted(self, holders: StateHolders) -> Iterator[Change]:
+        """Add what a forward changes inside the block. Yield the change, which the recomputation of the forward passes to `undone`."""
+        with self._lock:
+            change, before, outer = self._end, holders.contents(), _active.writes
+            _active.writes = writes = _Writes(holders)
+            try:
+                yield change
+            finally:
+                _active.writes = outer
+                changed = [(one, content) for one, content in before if not has_content(one, content)]
+                change.containers = holders.own(changed, (one for one, _ in holders.contents())) if changed else []
+                change.copies, change.memory = writes.copies(), writes.moved()
+                change.next = self._end = Change()
+
+    @contextmanager
+    def undone(self, since: Change) -> Iterator[list[torch.Tensor]]:
+        """Undo a change and all later ones for the length of the block. At its end everything is as it was at its beginning.
+
+        Yield the tensors that have other values inside the block.
+        """
+        first = Change()
+        with self._lock:
+            while since.next is not None:
+                _add_missing(first, since)
+                since = since.next
+            with (
+                _memory_exchanged(first.memory),
+                _values_exchanged(first.copies),
+                _contents_exchanged(first.containers),
+            ):
+                yield [tensor for tensor, _ in (*first.copies, *first.memory)]
+
+
+def _add_missing(first: Change, later: Change) -> None:
+    """Add to `first` what a later change has for objects that `first` does not have yet."""
+    moved = {id(tensor) for tensor, _ in first.memory}
+    containers, copied = ({identity(one) for one, _ in pairs} for pairs in (first.containers, first.copies))
+    first.containers += [(one, content) for one, content in later.containers if identity(one) not in containers]
+    first.copies += [(one, copy) for one, copy in later.copies if id(one) not in copied | moved]
+    first.memory += [(one, alias) for one, alias in later.memory if id(one) not in moved]
+
+
+@contextmanager
+def _contents_exchanged(then: list[tuple[Any, list[Any]]]) -> Iterator[None]:
+    now = [(container, content_of(container)) for container, _ in then]
+    _fill(then)
+    try:
+        yield
+    finally:
+        _fill(now)
+
+
+def _fill(contents: list[tuple[Any, list[Any]]]) -> None:
+    for container, content in contents:
+        set_content(container, content)
+
+
+@contextmanager
+def _values_exchanged(then: Tensors) -> Iterator[None]:
+    with torch.no_grad():
+        now = [(tensor, tensor.detach().clone()) for tensor, _ in then]
+    _write(then)
+    try:
+        yield
+    finally:
+        _write(now)
+
+
+def _write(values: Tensors) -> None:
+    """Write through `.data`, which leaves version counters alone: autograd may have saved the tensors."""
+    for tensor, value in values:
+        if tensor.shape == value.shape:
+            tensor.data.copy_(value)
+        else:  # `resize_`
+            tensor.data = value.clone()
+
+
+@contextmanager
+def _memory_exchanged(then: Tensors) -> Iterator[None]:
+    now = [(tensor, tensor.detach()) for tensor, _ in then]
+    _give_memory(then)
+    try:
+        yield
+    finally:
+        _give_memory(now)
+
+
+def _give_memory(aliases: Tensors) -> None:
+    for tensor, alias in aliases:
+        tensor.data = alias
