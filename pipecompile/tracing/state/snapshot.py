@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, NoneType
 from typing import Any
 
 import torch
@@ -57,6 +57,9 @@ _CONTAINERS = (dict, list, set, deque, CellType)
 _SIZED = (dict, list, set, deque, tuple, frozenset)
 _FOREIGN = (frozenset(sys.stdlib_module_names) - {"argparse", "collections", "types"}) | {"torch", "numpy"}
 """Packages whose objects are not searched: a model does not store its caches in them, but in a Namespace or a UserDict."""
+
+_WITHOUT_SLOTS = _FOREIGN | {"pipecompile"}
+"""Packages whose objects with slots are not searched. Ours lead from a recorded graph to all that the recording read."""
 
 
 @contextmanager
@@ -153,7 +156,7 @@ def _container(holder: Any, *, is_root: bool, deep: bool) -> Any:
     """Return what holds the values of an object: itself, or its attributes; nothing of an object that other threads may change."""
     if isinstance(holder, _CONTAINERS):
         return holder
-    if deep and (hidden := hidden_container(holder, _FOREIGN)) is not None:
+    if deep and (hidden := hidden_container(holder, _WITHOUT_SLOTS)) is not None:
         return hidden
     return {} if not is_root and is_shared(holder) else getattr(holder, "__dict__", {})
 
@@ -164,7 +167,7 @@ def _own_functions(holder: Any, labelled: list[tuple[str, Any]]) -> set[int]:
 
 
 def _hides(item: Any) -> bool:
-    return hidden_container(item, _FOREIGN) is not None
+    return hidden_container(item, _WITHOUT_SLOTS) is not None
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
@@ -199,8 +202,13 @@ def _named(function: Any) -> Iterator[Any]:
 def _labelled(container: Any, name: str) -> list[tuple[str, Any]]:
     """Return (path, item) of each item; the items of a list have the path of the list."""
     if isinstance(container, (dict, Slots)):
-        return [(f"{name}.{key}".lstrip("."), item) for key, item in content_of(container)]
+        return [(f"{name}.{_label(key)}".lstrip("."), item) for key, item in content_of(container)]
     return [(name, item) for item in _items(container)]
+
+
+def _label(key: Any) -> str:
+    """Return the text of a key; of an object of the user's its type, since to write it may fail."""
+    return str(key) if type(key) in (str, int, bool, NoneType) else type(key).__name__
 
 
 def _items(container: Any) -> Iterable[Any]:

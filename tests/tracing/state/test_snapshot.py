@@ -10,6 +10,7 @@ from torch import nn
 
 from pipecompile import TraceError
 from pipecompile.tracing import trace
+from pipecompile.tracing.state.snapshot import places_of
 
 
 class Store:
@@ -94,3 +95,25 @@ def test_the_model_still_runs_and_copies_afterwards():
         np.random.seed(0)
         module(x)
     assert torch.equal(model.latest, twin.latest)
+
+
+def test_keys_that_cannot_be_written_have_the_name_of_their_type() -> None:
+    class Mute:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    model = nn.Linear(1, 1)
+    model.table = {Mute(): [1], 2: [2]}
+    names = {place.name for place in places_of(model, deep=True)}
+    assert {"table.Mute", "table.2"} <= names
+
+
+def test_a_recorded_graph_does_not_lead_to_what_the_recording_read() -> None:
+    far = [0]
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return x * (1 + len(far))
+
+    graph = trace(Model(), torch.ones(2, 2))
+    assert not any(place.container is far for place in places_of(graph, deep=True))
