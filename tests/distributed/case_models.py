@@ -124,6 +124,27 @@ def mixed() -> Example:
     return Mixed(), {"x": torch.randn(SAMPLES, 6), "index": torch.arange(SAMPLES) % 4}
 
 
+class Codebook(nn.Module):
+    """A statement of the root is kept whole, and writes the rows of a buffer that the data choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.register_buffer("rows", torch.randn(4, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        nearest = torch.cdist(h, self.rows).argmin(1)
+        with torch.no_grad():
+            for row in nearest.unique().tolist():
+                self.rows[row].lerp_(h[nearest == row].mean(0), 0.1)
+        return self.third(self.second(h + (self.rows[nearest] - h).detach()).relu())
+
+
+def codebook() -> Example:
+    return Codebook(), {"x": torch.randn(SAMPLES, 6)}
+
+
 def towers() -> Example:
     """Return two towers and a head of two stages."""
     return Towers(2, depth=2, width=6, head_depth=2), {"x": torch.randn(SAMPLES, 6)}

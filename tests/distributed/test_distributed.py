@@ -64,7 +64,7 @@ PAIRS, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
 @pytest.mark.parametrize(
     ("case", "groups"),
     [("plain", PAIRS), ("looped", PAIRS), ("vee", PAIRS), ("deep plain", PAIRS), ("deep looped", PAIRS), ("deep vee", PAIRS),
-     ("mixed", PAIRS[:1]), ("tied on four", ALL), ("skips on four", ALL), ("sums on four", ALL), ("towers on four", ALL),
+     ("mixed", PAIRS[:1]), ("kept whole", PAIRS[:1]), ("tied on four", ALL), ("skips on four", ALL), ("sums on four", ALL), ("towers on four", ALL),
      ("always", PAIRS), ("except_last", PAIRS), ("direct plain", PAIRS), ("direct looped", PAIRS), ("direct vee", PAIRS),
      ("direct mixed", PAIRS[:1]), ("direct recomputed", PAIRS), ("direct on four", ALL), ("direct tied on four", ALL),
      ("direct emulated", PAIRS), ("direct emulated looped", PAIRS)],

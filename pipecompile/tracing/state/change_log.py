@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from pipecompile.torch_private.hidden_values import is_hidden
 from pipecompile.tracing.recompute_flag import questions
 from pipecompile.tracing.state.function_state import places_near, roots_near, tensors_held
 from pipecompile.tracing.state.hidden_containers import identity
@@ -79,9 +80,10 @@ class StateHolders:
         return [(container, content_of(container)) for container in containers.values()]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors near the holders, each once."""
+        """Return the tensors near the holders, each once, but for those of other ranks, which nothing can write here."""
         held = {id(one): one for holder, roots in self._roots for one in tensors_held(holder, roots)}
-        return [one for one in held.values() if not one.is_inference() and one.layout is torch.strided]
+        here = (one for one in held.values() if not is_hidden(one))
+        return [one for one in here if not one.is_inference() and one.layout is torch.strided]
 
 
 class _Writes:
