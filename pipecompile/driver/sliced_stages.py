@@ -21,6 +21,7 @@ from pipecompile.graph.colocation import note_ties
 from pipecompile.graph.sequence_flow import SequenceFlow
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.runtime.cells.sliced import SlicedAttention, SlicedPositions, SlicedRows, SliceState
+from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -44,7 +45,8 @@ def slice_stages(specialization: Specialization, batch: SlicedBatch, context: Co
     if whole.facts.kept or has_regions(whole.graph.nodes):
         raise _refusal(is_kept=bool(whole.facts.kept))
     with context.backend.without_collectives(context.model, specialization.options):
-        graph = note_ties(record(context.model, batch.first, context.meta_init.device))
+        lifted = specialization.guards.lifted if specialization.guards else NOTHING_LIFTED
+        graph = note_ties(record(context.model, batch.first, context.meta_init.device, lifted))
     flow = SequenceFlow(graph, whole, batch.n_slices, batch.length)
     stage_of = {name: stage.index for stage in specialization.stages for name in stage.nodes}
     _drop_masks(graph, flow)

@@ -27,6 +27,7 @@ from pipecompile.driver.sliced_losses import analyse_loss, slice_weights
 from pipecompile.driver.sliced_stages import SlicedStages, slice_stages
 from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.driver.unwatched import unwatched
+from pipecompile.errors import PlanError
 from pipecompile.ir import LOSS, TARGET
 from pipecompile.runtime.dispatch import Dispatcher
 from pipecompile.runtime.executable import Executable
@@ -82,6 +83,7 @@ class SlicedSteps:
         if stages is None:
             with unwatched():
                 stages = whole.slicing[sliced.n_slices] = slice_stages(whole, sliced, self.cache.context)
+        _check_sizes(stages.specialization, sliced.sizes)
         return whole, batch, stages, sliced
 
     @unwatched()
@@ -117,3 +119,15 @@ class SlicedSteps:
         executable.finished(frame, threaded=threaded)
         self.cache.context.check_losses(losses, trains=True)
         return losses, frame.spans
+
+
+def _check_sizes(form: Specialization, sizes: tuple[int, ...]) -> None:
+    """Raise PlanError if the recording of a slice is for other numbers of samples. Its length may be one of these."""
+    guard, only = form.broken_guard(sizes), form.facts.batch_size
+    if guard is not None or (only is not None and set(sizes) != {only}):
+        raise PlanError(
+            f"the recording of a slice is not right for micro-batches of {' and '.join(map(str, sorted(set(sizes))))} samples",
+            where=guard.place if guard is not None else "",
+            why=f"the model branches on the batch size: {guard}" if guard is not None else f"it is right for {only}",
+            hint="micro-batches of one size, other than the length of a slice",
+        )

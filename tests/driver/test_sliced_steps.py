@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
 from pipecompile.driver import sliced_steps
-from pipecompile.errors import InputError
-from tests.support.decoders import Decoder, tokens_and_labels
+from pipecompile.errors import InputError, PlanError
+from tests.support.decoders import Decoder, token_loss, tokens_and_labels
 from tests.system.test_sliced_training import sliced
 
 
@@ -51,3 +54,32 @@ def test_frozen_weights_get_no_gradient() -> None:
     sliced(model, 2, 4).step(tokens, target=labels)
     assert model.blocks[0].qkv.weight.grad is None
     assert model.blocks[1].qkv.weight.grad is not None
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder, self.scale = Decoder(), 1.0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.decoder(tokens) * self.scale
+
+
+def test_numbers_of_the_model_may_change() -> None:
+    model, (tokens, labels) = Scaled().double(), tokens_and_labels()
+    pipe = sliced(model, 2, 4)
+    for scale in (1.0, 2.0, 3.0):
+        model.scale = scale
+        loss = pipe.step(tokens, target=labels).item()
+        assert loss == pytest.approx(token_loss(model(tokens), labels).item(), rel=1e-10)
+
+
+def test_a_recording_for_other_numbers_of_samples_is_refused() -> None:
+    tokens, labels = tokens_and_labels()
+    pipe = sliced(Decoder(), 2, 4)
+    pipe.step(tokens, target=labels)
+    form = pipe._cache.latest.slicing[4].specialization
+    form.facts = replace(form.facts, batch_size=2)
+    pipe.step(tokens, target=labels)
+    with pytest.raises(PlanError, match="not right for micro-batches of 1 and 2 samples"):
+        pipe.step(tokens[:3], target=labels[:3])
