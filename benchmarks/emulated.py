@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument(
         "--schedules",
         nargs="+",
-        default=[*(name for name, entry in CATALOGUE.items() if entry.runs and name != "forward"), "auto"],
+        default=[*(name for name, entry in CATALOGUE.items() if not entry.has_slices and name != "forward"), "auto"],
     )
     parser.add_argument("--no-damage", action="store_true", help="leave out the damages")
     parser.add_argument("--markdown", type=Path)

@@ -40,7 +40,49 @@ the busier of the two resources, or `overlap=` seconds. In one process and on ra
 Of `seq1f1b`, `seq1f1b-interleaved` and `terapipe` a cell is on a slice of a micro-batch along its sequence: `2F0.1` is the forward of stage 2 on slice 1 of
 micro-batch 0. The model has to be causal: a forward reads the keys and values of the slices before it, so on every stage forwards of slices go in order, and backwards
 against it. `pc.build_schedule("seq1f1b", 4, 8, n_slices=4)` says how many slices there are (k, here 4). `verify` checks the needs between slices, and `simulate(slice_seconds=, slice_bytes=)` takes
-what share of a micro-batch's seconds and bytes each slice has, by default equal ones. Slices are not run yet: `compile` and `lower` refuse them.
+what share of a micro-batch's seconds and bytes each slice has, by default equal ones.
+
+`compile` runs slices in one process, inline or in threads, for decoders whose attention is `F.scaled_dot_product_attention` with `is_causal=True`, or with a causal mask that is made from positions, as that of
+`transformers` is. The sequence is dimension 1 of inputs and of the target, and its length is a multiple of the number of slices. The model is recorded a second time on one slice. Comparing the two recordings
+shows which dimension of each value has the positions. Each call must compute positions by themselves: linear layers, norms over features, embeddings, elementwise functions, reshapes and transposes that keep
+positions in order, learned and rotary positions. All others are refused with the user's line: attention to later positions, BatchNorm, convolutions, means and cumulative sums over positions, dropout, parts kept whole. The
+loss has to be one mean or sum over positions, such as cross entropy; each slice weighs as much as it has labels that count. Before the first step, output and loss of a micro-batch on slices are compared with
+those on the whole. `pipe(x)`, `evaluate` and steps without gradients run whole micro-batches.
+
+```python
+import torch
+import torch.nn.functional as F
+
+import pipecompile as pc
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.head = torch.nn.Embedding(50, 32), torch.nn.Linear(32, 96), torch.nn.Linear(32, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(self.embed(tokens)).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4).unbind()
+        attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.head(attention.transpose(1, 2).flatten(2))
+
+
+def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+tokens, labels = torch.randint(50, (2, 4, 64))
+schedule = pc.build_schedule("seq1f1b", 2, 2, n_slices=4)  # 2 stages, 2 micro-batches of 4 slices
+pipe = pc.compile(Decoder(), 2, schedule=schedule, loss_fn=loss_fn, example_args=(tokens,))
+print(pipe.step(tokens, target=labels).isfinite())
+```
+
+```text printed
+tensor(True)
+```
+
+Keys and values of a slice are `@s.k` in the program: later slices read them, and their backwards add to the gradients. With `checkpoint="always"` they are all that a slice keeps beside its inputs; the
+simulation does not count them there.
 
 ```python
 import pipecompile as pc

@@ -40,6 +40,7 @@ from pipecompile.settings.machine_settings import (
 from pipecompile.settings.offload_choice import check_offload
 from pipecompile.settings.reshard_choice import check_reshard
 from pipecompile.settings.run_settings import RunSettings, built_schedule, load_schedule
+from pipecompile.settings.slice_choice import check_slices
 from pipecompile.verifiers import verify
 
 __all__ = ["Options", "load_schedule"]
@@ -105,6 +106,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         schedule = self.schedule_for(self._any_count, custom=False)
         if self.schedule is schedule or isinstance(self.schedule, Schedule):
             verify(schedule)
+        if schedule.n_slices > 1:
+            check_slices(schedule, self)
         if self.across_batch == "exact":
             self._check_meeting()
         if self.passes:
@@ -238,6 +241,11 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         return self.restored + (self.checkpoint == "except_last" and n_microbatches > 1) if is_all else 1
 
     # -- the schedule -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def n_slices(self) -> int:
+        """Number of slices per micro-batch along the sequence; 1 for whole micro-batches. Cached, since every step reads it."""
+        return self.schedule_for(self._any_count, custom=False).n_slices
 
     @property
     def has_backward(self) -> bool:

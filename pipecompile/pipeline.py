@@ -23,6 +23,7 @@ from pipecompile.driver.joined_calls import joined_call
 from pipecompile.driver.listed_steps import ListedSteps
 from pipecompile.driver.model_proxy import ModelProxy
 from pipecompile.driver.programs import call_executable, check_step, step_executable, step_schedule
+from pipecompile.driver.sliced_steps import SlicedSteps
 from pipecompile.driver.specialization import Specialization
 from pipecompile.driver.whole_batch_steps import whole_batch_step
 from pipecompile.graph.stages import Stage
@@ -70,6 +71,8 @@ class Pipeline(ModelProxy):
         may_be_listed = self._options.split or "microbatches" in kwargs
         if may_be_listed and (listed := self._listed.of_example(args, kwargs)) is not None:
             self._cache.find_each(listed)
+        elif self._options.n_slices > 1:
+            SlicedSteps(self._cache, self._dispatcher).prepare(self._flatten(args, kwargs))
         else:
             specialization, batch = self._cache.find(self._flatten(args, kwargs))
             if isinstance(self._options.schedule, WrittenProgram) or self._options.passes:
@@ -108,9 +111,9 @@ class Pipeline(ModelProxy):
         if may_be_listed and (listed := self._listed.of_step(args, kwargs, target, microbatches)) is not None:
             self._samples, (loss, aux, self._last) = None, self._listed.step(listed, scaler, self._last)
             return (loss, aux) if self._options.has_aux else loss
-        if self._options.across_batch == "exact":
-            return self._whole_batch_step(self._flatten(args, kwargs), target, scaler)
         trains = self._options.is_training_now
+        if self._options.across_batch == "exact" or (trains and self._options.n_slices > 1):
+            return self._other_step(self._flatten(args, kwargs), target, scaler)
         is_whole, has_target = trains == self._options.has_backward, target is not None
         with torch.set_grad_enabled(trains):
             specialization, batch = self._cache.find(self._flatten(args, kwargs))
@@ -145,7 +148,12 @@ class Pipeline(ModelProxy):
         executable.run(executable.code(threaded=threaded), frame, self._dispatcher.workers(threaded=threaded))
         return frame
 
-    def _whole_batch_step(self, inputs: FlatInputs, target: Any, scaler: torch.amp.GradScaler | None) -> Any:
+    def _other_step(self, inputs: FlatInputs, target: Any, scaler: torch.amp.GradScaler | None) -> Any:
+        """Run a step in which all samples meet behind the last stage, or one on slices of sequences."""
+        if self._options.across_batch != "exact":
+            loss, ran = SlicedSteps(self._cache, self._dispatcher).step(inputs, target, scaler)
+            self._note_step(*ran, inputs.samples)
+            return loss
         loss, aux, self._last = whole_batch_step(self._cache, inputs, target, scaler, self._last)
         self._samples = inputs.samples
         return (loss, aux) if self._options.has_aux else loss
@@ -201,7 +209,7 @@ class Pipeline(ModelProxy):
     @property
     def schedule(self) -> Schedule:
         """The order of actions of the last step, or of the next one."""
-        return step_schedule(self._cache.latest, self.program.n_microbatches)
+        return step_schedule(self._cache.latest, self.program.n_microbatches // self.program.n_slices)
 
     @property
     def program(self) -> Program:
@@ -258,24 +266,12 @@ class Pipeline(ModelProxy):
     def _inspection(self) -> Inspection:
         latest = self._cache.latest
         return Inspection(
-            title=type(self.model).__name__,
-            plan=self.plan,
-            problem=self.problem,
-            graph=latest.graph,
-            schedule=self.schedule,
-            program=self.program,
-            measured=self.measured,
-            links=self._options.links,
-            is_overlapped=latest.is_overlapped,
-            is_written=isinstance(self._options.schedule, WrittenProgram),
-            passes=self._options.passes,
-            phases=str(latest.log),
-            dispatch=self.dispatch,
-            optimizer_state=self._options.optimizer_state,
-            memory_limit=self._options.memory_limit,
-            samples=self._samples,
-            is_one_graph=self._options.cuda_graphs == "step",
-        )
+            title=type(self.model).__name__, plan=self.plan, problem=self.problem, graph=latest.graph, schedule=self.schedule,
+            program=self.program, measured=self.measured, links=self._options.links, is_overlapped=latest.is_overlapped,
+            is_written=isinstance(self._options.schedule, WrittenProgram), passes=self._options.passes, phases=str(latest.log),
+            dispatch=self.dispatch, optimizer_state=self._options.optimizer_state, memory_limit=self._options.memory_limit,
+            samples=self._samples, is_one_graph=self._options.cuda_graphs == "step",
+        )  # fmt: skip
 
     def __str__(self) -> str:
         return render(stage_table(self.plan, self.simulate())) if self._cache else repr(self)

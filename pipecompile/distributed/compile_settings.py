@@ -19,13 +19,14 @@ from typing import Any
 from torch import nn
 
 from pipecompile.distributed.failure_report import Disagreement
+from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.options import Options
 from pipecompile.passes.user_passes import UserPass
 
-__all__ = ["SETTINGS", "check_settings", "reschedule_text", "settings_text"]
+__all__ = ["SETTINGS", "check_runs_on_ranks", "check_settings", "reschedule_text", "settings_text"]
 
 SETTINGS = (
     "n_stages",
@@ -69,6 +70,19 @@ def settings_text(options: Options) -> str:
 def reschedule_text(options: Options) -> str:
     """Return the call of `reschedule` that leads to these options, as text."""
     return f"reschedule({_text(options.schedule)}, n_microbatches={options.n_microbatches})"
+
+
+def check_runs_on_ranks(options: Options) -> None:
+    """Raise InputError for options of a step that needs all stages in one process."""
+    what, why = "", ""
+    if options.across_batch == "exact":
+        what = 'across_batch="exact"'
+        why = "the samples meet behind the last stage, in a part of the model that other ranks have no gradients of"
+    elif options.n_slices > 1:
+        what, why = "a schedule of slices", "losses of slices are weighted where all stages are"
+    if what:
+        hint = "devices=[...], the stages in one process"
+        raise InputError(f"{what} is given for stages on several ranks", why=why, hint=hint)
 
 
 def check_settings(texts: Sequence[str], ranks: Sequence[int]) -> None:

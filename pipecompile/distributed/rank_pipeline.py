@@ -16,7 +16,7 @@ from pipecompile.batching.microbatches import MiniBatch, split_sizes
 from pipecompile.distributed.batchnorm_sync import synchronised_line
 from pipecompile.distributed.clock_sync import gathered_spans
 from pipecompile.distributed.collectives import CollectiveGroup
-from pipecompile.distributed.compile_settings import reschedule_text
+from pipecompile.distributed.compile_settings import check_runs_on_ranks, reschedule_text
 from pipecompile.distributed.copies import sum_of_totals, summed
 from pipecompile.distributed.copy_calls import equal_rows_of_copies
 from pipecompile.distributed.data_parallel import check_unwrapped
@@ -51,12 +51,7 @@ class RankPipeline(RankModule):
 
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh, copied: CompileCache | None = None) -> None:
         check_unwrapped(model)
-        if options.across_batch == "exact":
-            raise InputError(
-                'across_batch="exact" is given for stages on several ranks',
-                why="the samples meet behind the last stage, in a part of the model that other ranks have no gradients of",
-                hint="devices=[...], the stages in one process",
-            )
+        check_runs_on_ranks(options)
         super().__init__(model, options, ranks, copied)
         self._lockstep.reads = self._reads
         self.replicas.needs_one_program = partial(synchronised_line, model)
@@ -109,10 +104,8 @@ class RankPipeline(RankModule):
         is_looked_up = bool(self._cache) and not is_empty
         together = self._together("pipe.step", batch, target, scaler, is_looked_up=is_looked_up)
         with together, self._with_parameters(args, kwargs, is_mini_batch=is_looked_up and microbatches is None):
-            samples: int | None = 1  # a list of micro-batches says later what its loss counts
-            if self._options.loss_reduction == "sum":
-                samples = None
-            elif microbatches is None and not is_empty:
+            samples = None if self._options.loss_reduction == "sum" else 1  # a list says later what its loss counts
+            if samples and microbatches is None and not is_empty:
                 samples = self._listed.samples_of(args, kwargs)
             trains = self._options.is_training_now
             with self.replicas.reduced(self._whole_parameters, samples, trains=trains) as loss_of_batch:
@@ -275,7 +268,13 @@ class RankPipeline(RankModule):
 
     def reschedule(self, schedule: Any = None, n_microbatches: int | None = None) -> Pipeline:
         """Go on with another schedule, as `Pipeline.reschedule` does. All ranks must call this with the same arguments."""
+        before = self._cache.options
         super().reschedule(schedule, n_microbatches)
+        try:
+            check_runs_on_ranks(self._cache.options)
+        except InputError:
+            self._cache.reschedule(before)
+            raise
         self._rescheduled = "after " + reschedule_text(self._cache.options)
         return self
 

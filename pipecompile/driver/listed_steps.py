@@ -30,6 +30,7 @@ from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.listed_call import ListedCall, ListedPorts
 from pipecompile.runtime.registers import Frame, Spans
 from pipecompile.runtime.results import without_backward
+from pipecompile.settings.slice_choice import EXCLUDED
 from pipecompile.tracing.guards.state_guards import ReadChange
 
 __all__ = ["ListedSteps", "refuse_others"]
@@ -72,6 +73,12 @@ class ListedSteps:
             raise InputError(
                 'microbatches is given, and the pipeline was compiled with across_batch="exact"',
                 why="a list of micro-batches has no order of samples, in which their outputs could be joined",
+                hint="step(x, target=y), a mini-batch",
+            )
+        if options.n_slices > 1:
+            raise InputError(
+                "microbatches is given, and the schedule divides sequences into slices",
+                why=EXCLUDED["split"],
                 hint="step(x, target=y), a mini-batch",
             )
         with_target = options.is_target_required

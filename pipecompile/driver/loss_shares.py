@@ -15,21 +15,18 @@ from functools import cache, partial
 from itertools import chain
 from typing import Any
 
-import torch
-from torch import fx, nn
+from torch import fx
 
-from pipecompile.batching.call_inputs import FlatInputs, flatten_target
-from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import LossDivisor, MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_analysis import LossAnalysis, no_count
 from pipecompile.driver.loss_reads import refuse_written
+from pipecompile.driver.loss_recording import record_loss
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.driver.warnings_once import WarningsOnce
-from pipecompile.errors import InputError, PipecompileError
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.loss_counts import loss_count
 from pipecompile.graph.loss_divisors import divisor_of
@@ -40,8 +37,6 @@ from pipecompile.ir import TARGET
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
 from pipecompile.tracing.node_facts import value_of
-from pipecompile.tracing.recording import record
-from pipecompile.tracing.state.function_state import function_restored
 
 __all__ = ["COUNTED", "find_count", "find_loss", "weigh_copy"]
 
@@ -206,40 +201,10 @@ def _found(flow: BatchFlow, loss: Any) -> LossAnalysis:
 # -- a loss function --------------------------------------------------------------------------------------------------
 
 
-class _LossCall(nn.Module):
-    """The call of a loss function as a model of the tensors of an output, with the loss as its output."""
-
-    def __init__(self, options: Options, outputs: LossOutputs, samples: int) -> None:
-        super().__init__()
-        self.loss_fn, self.has_aux = options.loss_fn, options.has_aux
-        self.outputs, self.samples = outputs, samples
-
-    def forward(self, tensors: Any, *target: Any) -> Any:
-        places = self.outputs.places
-        pairs = [(tensor, self.outputs.rules[place].dim) for place, tensor in zip(places, tensors, strict=True)]
-        flat = [
-            tensor
-            if tensor.dim() == len(self.outputs.values[place].shape)
-            else tensor.flatten(dim or 0, (dim or 0) + 1)
-            for place, (tensor, dim) in zip(places, pairs, strict=True)
-        ]
-        assert self.loss_fn is not None
-        result = self.loss_fn(self.outputs.output(flat, self.samples), *target)
-        return result[0] if self.has_aux else result
-
-
 def _of_function(options: Options, outputs: LossOutputs, target: Any, samples: int) -> LossAnalysis:
     """Return the divisor of a loss function, called on an output and the target of a micro-batch of so many samples."""
-    if options.batch_dims.get("target") is list or not all(map(outputs.is_usable, outputs.places)):
-        return LossAnalysis(None, _UNKNOWN)
-    if any(isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) for value in outputs.values):
-        return LossAnalysis(None, _UNKNOWN)
-    call = _LossCall(options, outputs, samples)
-    try:
-        inputs = _inputs(call, target, options, samples)
-        with function_restored(options.loss_fn, tensors=False):
-            graph = record(call, inputs, torch.device("cpu"))
-    except (PipecompileError, TypeError, ValueError, RuntimeError):
+    graph = record_loss(options, outputs, target, samples)
+    if graph is None:
         return LossAnalysis(None, _UNKNOWN)
     given = {i: outputs.rules[p] for i, p in enumerate(outputs.places) if outputs.rules[p].kind not in _BY_DIMS}
     results: Any = graph.graph.output_node().args[0]
@@ -265,27 +230,6 @@ def _fed(divisor: LossDivisor | None, outputs: LossOutputs, places: Mapping[str,
 
 
 _BY_DIMS = (MergeKind.JOINED, MergeKind.SAME)
-
-
-def _inputs(call: _LossCall, target: Any, options: Options, samples: int) -> FlatInputs:
-    """Return the inputs of a recording of the loss: tensors of the output without values, several rows of a sample in a dimension of
-    their own, and the target.
-    """
-    outputs, dims, tensors = call.outputs, [], []
-    for place in outputs.places:
-        fake, rule = outputs.values[place], outputs.rules[place]
-        shape, dim = outputs.shape(place, samples), rule.dim if rule.kind is MergeKind.JOINED else None
-        if dim is not None and (rows := outputs.rows(place)) > 1:
-            shape[dim : dim + 1] = [samples, rows]
-        tensors.append(torch.zeros(shape, dtype=fake.dtype, device="meta").requires_grad_(fake.requires_grad))
-        dims.append(dim)
-    args: tuple[Any, ...] = (tensors,) if target is None else (tensors, target)
-    leaves, spec = flatten_containers((args, {}))
-    try:
-        target_dims = () if target is None else flatten_target(target, options.batch_dims, samples)[2]
-    except InputError:  # the target of a micro-batch that is not cut may have any sizes
-        target_dims = (None,) * len(flatten_containers(target)[0])
-    return FlatInputs(call.forward, args, {}, tuple(leaves), spec, (*dims, *target_dims), samples)
 
 
 def _source(outputs: LossOutputs, index: int) -> LossDivisor | None:

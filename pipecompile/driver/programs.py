@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from pipecompile.driver.specialization import Specialization
@@ -99,6 +100,9 @@ def step_parts(specialization: Specialization, with_target: bool) -> tuple[tuple
     options, stages = specialization.options, specialization.stages
     routes = training_routes(specialization.routes, len(stages), with_target, options.has_aux)
     cells = loss_cells(stages, specialization.codes, routes, specialization.outputs, options.loss_fn)
+    states = specialization.states
+    if states:
+        cells = [replace(cell, slices=state) for cell, state in zip(cells, states, strict=True)]
     return routes, _graphed(specialization, cells)
 
 

@@ -28,6 +28,7 @@ from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
+from pipecompile.runtime.cells.sliced import SliceState
 from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.runtime.cells.torch_compiled import stage_codes
 from pipecompile.runtime.executable import Executable
@@ -52,7 +53,8 @@ class Specialization:
     the recording is checked against the model; `checked` is the outcome. `merging` is the specialization that runs
     calls in several micro-batches, once there was one (output_merge.py). `losses` has the analysis of the loss for each kind of target,
     `counts` that of the loss of a micro-batch that is not cut (listed_weights.py). `is_loss_tried` says that a step over a list has looked
-    for what the loss reads (loss_reads.py).
+    for what the loss reads (loss_reads.py). `slicing` has the stages for slices of sequences (sliced_stages.py), by the number of
+    slices per micro-batch. A specialization of slices has `states`, one per stage, which the stage reads.
     """
 
     graph: TracedGraph
@@ -74,6 +76,8 @@ class Specialization:
     checked: str = ""
     is_divided: bool = False
     is_loss_tried: bool = False
+    states: tuple[SliceState, ...] = ()
+    slicing: dict[int, Any] = field(default_factory=dict)
     executables: dict[tuple[str, int, bool], Executable] = field(default_factory=dict)
     schedules: dict[int, Schedule] = field(default_factory=dict)
     merging: Specialization | None = None
@@ -231,6 +235,7 @@ class Specialization:
         self.options = options.with_recompute(self.plan.recompute)
         self.executables.clear()
         self.schedules.clear()
+        self.slicing.clear()
         if self.merging is not None and self.merging is not self:
             self.merging.reschedule(options)
 

@@ -21,7 +21,7 @@ from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["batch_dim_of", "kept_apart", "moves_rows", "takes_sizes"]
+__all__ = ["ALONG", "ELEMENT_LAYERS", "MOVES", "RESHAPES", "batch_dim_of", "dims_along", "is_elementwise", "kept_apart", "moves_rows", "takes_sizes"]  # fmt: skip
 
 _ALIASES = {"truediv": "div", "floordiv": "floor_divide", "and_": "bitwise_and", "or_": "bitwise_or", "matmul": "matmul",
             "invert": "bitwise_not", "pos": "positive", "dropout1d": "dropout", "dropout2d": "dropout", "dropout3d": "dropout",
@@ -40,14 +40,14 @@ _ELEMENTWISE = frozenset(
 _FACTORIES = frozenset(("new_empty", "new_zeros", "new_ones", "new_full"))
 """Functions of a tensor that read no element of it."""
 
-_MOVES = frozenset(
+MOVES = frozenset(
     ("permute", "transpose", "swapaxes", "swapdims", "movedim", "t", "unsqueeze", "expand", "expand_as", "mT", "T")
 )
 """Functions that move or add dimensions and keep the order inside each."""
 
-_RESHAPES = frozenset(("reshape", "view", "flatten", "unflatten", "squeeze", "reshape_as", "view_as"))
+RESHAPES = frozenset(("reshape", "view", "flatten", "unflatten", "squeeze", "reshape_as", "view_as"))
 
-_ALONG = frozenset(
+ALONG = frozenset(
     ("softmax", "log_softmax", "sum", "mean", "amax", "amin", "cumsum", "logsumexp", "norm", "var", "std", "prod", "argmax", "argmin",
      "normalize", "glu", "sort", "argsort", "flip", "chunk", "split", "tensor_split", "unbind", "any", "all", "max", "min", "topk")
 )  # fmt: skip
@@ -84,7 +84,7 @@ _KINDS = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "Ada
 _IMAGE_LAYERS = (*(getattr(nn, f"{kind}{n}d") for kind in _KINDS for n in (1, 2, 3)),
                  BatchNorm, nn.GroupNorm, nn.Upsample, nn.PixelShuffle, nn.PixelUnshuffle, nn.LocalResponseNorm)  # fmt: skip
 _SEQUENCE_LAYERS = (nn.RNNBase, nn.MultiheadAttention)
-_ELEMENT_LAYERS = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.ReLU, nn.ReLU6, nn.GELU,
+ELEMENT_LAYERS = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.ReLU, nn.ReLU6, nn.GELU,
                    nn.SiLU, nn.Mish, nn.ELU, nn.CELU, nn.SELU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.Hardtanh, nn.Hardswish,
                    nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Embedding)  # fmt: skip
 
@@ -118,7 +118,7 @@ def kept_apart(
     word = word_of(node).strip("_") if not word_of(node).endswith("__") else word_of(node)
     if word == "getattr":
         word = str(node.args[1])
-    if word in _RESHAPES:
+    if word in RESHAPES:
         return len(sources) == 1 and by_sample(node, symbol, adjacent)
     return _function_keeps(word, node, sources, values, dims, symbol)  # type: ignore[arg-type]
 
@@ -130,7 +130,7 @@ def _leaves(value: Any) -> list[Any]:
 def _layer_keeps(layer: nn.Module, batched: Sequence[fx.Node], symbol: Any) -> bool:
     dims = {source: batch_dim_of(value_of(source), symbol) for source in batched}
     first: torch.Tensor = value_of(batched[0])
-    if isinstance(layer, _ELEMENT_LAYERS):
+    if isinstance(layer, ELEMENT_LAYERS):
         return len(batched) == 1
     if isinstance(layer, _IMAGE_LAYERS):
         return dims[batched[0]] == 0 and first.dim() > 1
@@ -158,13 +158,16 @@ def _function_keeps(
     length: Any = values[0].shape[dims[0]]
     same_rows = rows == {rows_each(length.node.expr, symbol)}
     (first, dim), *others = sources.items()
-    if word in _ELEMENTWISE or _is_pointwise(word):
+    if is_elementwise(word):
         return aligned and same_rows
-    if word in _MOVES:
+    if word in MOVES:
         return not others and same_rows
-    if word in _ALONG:
+    if word in ALONG:
         return (
-            not others and same_rows and first is node.args[0] and dim not in _dims(word, node, value_of(first).dim())
+            not others
+            and same_rows
+            and first is node.args[0]
+            and dim not in dims_along(word, node, value_of(first).dim())
         )
     if word in ("cat", "stack", "concat", "concatenate"):
         return same_rows and _is_cat_beside(node, sources, values[0].dim(), dims[0])
@@ -198,6 +201,11 @@ def _product_keeps(
     return False
 
 
+def is_elementwise(word: str) -> bool:
+    """Return whether a function of this name computes each element from the elements in the same place."""
+    return word in _ELEMENTWISE or _is_pointwise(word)
+
+
 def _is_pointwise(word: str) -> bool:
     packet = getattr(torch.ops.aten, _ALIASES.get(word, word), None)
     return packet is not None and all(
@@ -205,7 +213,7 @@ def _is_pointwise(word: str) -> bool:
     )
 
 
-def _dims(word: str, node: fx.Node, rank: int) -> set[int]:
+def dims_along(word: str, node: fx.Node, rank: int) -> set[int]:
     """Return the dimensions that a call works along; all of them if it does not say."""
     place = 2 if word in _SECOND else 1
     given: Any = node.kwargs.get("dim", node.kwargs.get("dims", node.args[place] if len(node.args) > place else None))
@@ -256,4 +264,4 @@ def moves_rows(node: fx.Node) -> bool:
 def takes_sizes(node: fx.Node) -> bool:
     """Return whether a call may take the batch size as an argument and keep samples apart: it then says a shape."""
     word = word_of(node).strip("_")
-    return word_of(node) in _FACTORIES or word in _RESHAPES or word in _MOVES or word == "getitem"
+    return word_of(node) in _FACTORIES or word in RESHAPES or word in MOVES or word == "getitem"

@@ -16,7 +16,8 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
     program  := header route* tie* (device instruction*)*     one per line
     value    := NAME "#" MICROBATCH                  an activation, or what stage s saves:
                                                      "@s" for its backward, "@s.w" for W, "@s.r" for R,
-                                                     "@s.o" for OFFLOAD, and "@s.h", on the host, for RELOAD
+                                                     "@s.o" for OFFLOAD, and "@s.h", on the host, for RELOAD;
+                                                     "@s.k" are keys and values of a slice, for later slices
               | NAME "'" CONSUMER "#" MICROBATCH     the gradient of NAME that stage CONSUMER (or "host") computes
     operand  := value [ "[" SLOT "]" ]               SLOT numbers the buffers of one NAME on one device
     instruction := ["OVERLAP"] action operand* "->" operand*     compute; OVERLAP: at the same time as the next instruction
@@ -37,6 +38,7 @@ from pipecompile.ir.program import (
     Program,
     Value,
     held,
+    keys_values,
     offloaded,
     part_of,
     recipe,
@@ -68,6 +70,7 @@ __all__ = [
     "Value",
     "chain",
     "held",
+    "keys_values",
     "offloaded",
     "part_of",
     "place",

@@ -20,6 +20,7 @@ __all__ = [
     "Program",
     "Value",
     "held",
+    "keys_values",
     "offloaded",
     "part_of",
     "recipe",
@@ -100,7 +101,12 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Per device the ordered instructions of one mini-batch, and the routes and ties that they serve."""
+    """Per device the ordered instructions of one mini-batch, and the routes and ties that they serve.
+
+    `n_microbatches` counts what goes through the stages by itself. With `n_slices`, these are the slices of all micro-batches, micro-batch
+    by micro-batch, and values and actions have the number of a slice: of 4 slices, `0F5` is slice 1 of micro-batch 1. The bytes
+    of routes are those of a whole micro-batch.
+    """
 
     n_stages: int
     n_microbatches: int
@@ -108,6 +114,7 @@ class Program:
     routes: tuple[Route, ...]
     rows: tuple[tuple[Instruction, ...], ...]
     ties: tuple[Tie, ...] = ()
+    n_slices: int = 1
 
     @property
     def n_devices(self) -> int:
@@ -130,7 +137,10 @@ class Program:
     def __str__(self) -> str:
         """Return the text that `program_text.parse_program` reads."""
         placement = "".join(f" {device}" for device in self.placement)
-        lines = [f"program: {self.n_stages} stages on devices{placement}, {self.n_microbatches} micro-batches"]
+        count = f"{self.n_microbatches} micro-batches"
+        if self.n_slices != 1:
+            count = f"{self.n_microbatches} slices, {self.n_slices} per micro-batch"
+        lines = [f"program: {self.n_stages} stages on devices{placement}, {count}"]
         lines += map(str, (*self.routes, *self.ties))
         for device, row in enumerate(self.rows):
             lines.append(f"device {device}")
@@ -168,6 +178,11 @@ def offloaded(stage: int, microbatch: int) -> Value:
 def held(stage: int, microbatch: int) -> Value:
     """Return `@s.h#m`: what the host holds between OFFLOAD and RELOAD."""
     return Value(f"@{stage}.h", microbatch)
+
+
+def keys_values(stage: int, unit: int) -> Value:
+    """Return `@s.k#u`: keys and values of slice `u` in `stage`, which later slices of its micro-batch read, and their gradients."""
+    return Value(f"@{stage}.k", unit)
 
 
 def part_of(value: Value) -> Value | None:

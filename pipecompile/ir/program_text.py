@@ -27,7 +27,9 @@ from pipecompile.ir.input_checks import checked_count, without_mark
 __all__ = ["line_numbers", "parse_instruction", "parse_program", "parse_route", "parse_tie"]
 
 _NUMBER = "[0-9]{1,9}"
-_HEADER = re.compile(rf"program: ({_NUMBER}) stages on devices((?: {_NUMBER})*), ({_NUMBER}) micro-batches")
+_HEADER = re.compile(
+    rf"program: ({_NUMBER}) stages on devices((?: {_NUMBER})*), ({_NUMBER}) (?:micro-batches|slices, ({_NUMBER}) per micro-batch)"
+)
 _ROUTE = re.compile(
     rf"route (\S+): (host|{_NUMBER}) ->((?: (?:host|{_NUMBER}))*), (\S+) bytes(, gradient)?(?:, sums((?: {_NUMBER}(?:\+{_NUMBER})+)+))?"
 )
@@ -64,15 +66,16 @@ def parse_program(text: str) -> Program:
             raise ScheduleError(error.what, where=f"line {number}", why=error.why, hint=error.hint) from None
     if header is None:
         raise ScheduleError("the text holds no program", why="its first line must be 'program: ...'")
-    counts = _counts(header, sum(map(len, rows)))
-    return Program(*counts, tuple(routes), tuple(map(tuple, rows)), tuple(ties))
+    stages, parts, placement, n_slices = _counts(header, sum(map(len, rows)))
+    return Program(stages, parts, placement, tuple(routes), tuple(map(tuple, rows)), tuple(ties), n_slices)
 
 
-def _counts(header: re.Match[str], n_items: int) -> tuple[int, int, tuple[int, ...]]:
-    """Return the numbers of stages and of micro-batches, and the placement. Raise ScheduleError for a count above the items."""
+def _counts(header: re.Match[str], n_items: int) -> tuple[int, int, tuple[int, ...], int]:
+    """Return the numbers of stages and of micro-batches, the placement, and the number of slices per micro-batch. Raise ScheduleError for a count above the items."""
     placement = tuple(map(int, header[2].split()))
     n_stages = checked_count(int(header[1]), max(n_items, len(placement)), "stages")
-    return n_stages, checked_count(int(header[3]), n_items, "micro-batches"), placement
+    count = checked_count(int(header[3]), n_items, "micro-batches")
+    return n_stages, count, placement, checked_count(int(header[4] or 1), max(count, 1), "slices per micro-batch")
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
@@ -120,7 +123,7 @@ def parse_instruction(line: str) -> Instruction:
     if action.slice != NO_SLICE:
         raise ScheduleError(
             f"{action} is on a slice",
-            why="a program has whole micro-batches",
+            why="a program numbers the slices of all micro-batches from 0",
             hint=str(replace(action, slice=NO_SLICE)),
         )
     return Instruction(Op.COMPUTE, reads, writes, action, overlaps=overlaps)

@@ -8,7 +8,7 @@ W of slice s needs I of slice s alone, which has the gradients of the keys and v
 what a recomputed forward keeps includes the keys and values that it reads. OFFLOAD moves the keys and values of its slice too. So it
 needs F of the last slice, and B or I of the last slice needs RELOAD of every slice.
 
-Such schedules are verified and simulated. They are not lowered: no program splits a sequence yet.
+A program numbers the slices of all micro-batches from 0, micro-batch by micro-batch: of 2 slices, `0F3` is `0F1.1`.
 
 Li et al., "TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language Models", ICML 2021 (arXiv 2102.07988);
 Sun et al., "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language Model Training", 2024 (arXiv 2406.03488).
@@ -25,10 +25,18 @@ from pipecompile.ir.input_checks import checked_count
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
 
-__all__ = ["NOT_RUN", "check_whole", "checked_slices", "count_text", "first_slice", "unit_text"]
+__all__ = [
+    "WHOLE",
+    "check_whole",
+    "checked_slices",
+    "count_text",
+    "first_slice",
+    "in_slices",
+    "unit_text",
+]
 
 
-NOT_RUN = "schedules of slices are verified and simulated, and not run yet"
+WHOLE = "it takes schedules of whole micro-batches"
 
 
 class _Sliced(Protocol):
@@ -79,6 +87,13 @@ def unit_text(unit: int, n_slices: int) -> str:
     return str(unit) if n_slices == 1 else "{}.{}".format(*divmod(unit, n_slices))
 
 
+def in_slices(action: Action, n_slices: int) -> Action:
+    """Return an action on a number among the slices of all micro-batches as one on a slice of a micro-batch."""
+    if n_slices == 1 or action.kind in SHARDING:
+        return action
+    return Action(action.stage, action.kind, *divmod(action.microbatch, n_slices))
+
+
 def count_text(schedule: _Sliced) -> str:
     """Return `8 micro-batches`, or `8 micro-batches of 4 slices`."""
     slices = "" if schedule.n_slices == 1 else f" of {schedule.n_slices} slices"
@@ -90,7 +105,7 @@ def first_slice(rows: Iterable[Iterable[Action]]) -> Action | None:
     return next((action for row in rows for action in row if action.slice != NO_SLICE), None)
 
 
-def check_whole(schedule: _Sliced, what: str, *, why: str = NOT_RUN, hint: str = "") -> None:
+def check_whole(schedule: _Sliced, what: str, *, why: str = WHOLE, hint: str = "") -> None:
     """Raise ScheduleError for a schedule of slices, which `what` does not support. The default hint builds one of whole micro-batches."""
     if schedule.n_slices != 1:
         name, stages, devices = shown(schedule.name), schedule.n_stages, schedule.n_devices

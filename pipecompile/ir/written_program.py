@@ -45,6 +45,11 @@ class WrittenProgram(Schedule):
         if faults := list(type_faults(program)):
             hint = "start from pipe.program, and change it by dataclasses.replace"
             raise ScheduleError(f"{source} is not made of the types of pipecompile.ir", where=faults[0], hint=hint)
+        if program.n_slices != 1:
+            hint = 'a schedule of slices, such as pc.build_schedule("seq1f1b", n_stages, n_microbatches)'
+            raise ScheduleError(
+                f"{source} is of slices of sequences", why="such a program is made from a schedule", hint=hint
+            )
         rows = tuple(tuple(i.action for i in row if i.action is not None) for row in program.rows)
         name = Path(source).stem if numbers else "written"
         lines = tuple(numbers) or tuple(range(1, len(str(program).splitlines()) + 1))
@@ -139,7 +144,7 @@ def _is_named(instruction: Instruction, names: set[str]) -> bool:
 def type_faults(subject: Program | Schedule | PeriodicProgram) -> Iterator[str]:
     """Yield what is no data of the IR in a Program or a Schedule that Python code made: no verifier can look at it."""
     is_periodic = isinstance(subject, PeriodicProgram)
-    slices = ("n_slices",) if isinstance(subject, Schedule) else ()
+    slices = ("n_slices",) if isinstance(subject, Schedule | Program) else ()
     for name in ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches", *slices):
         if not is_number(getattr(subject, name)):
             yield f"{name} is {shown(getattr(subject, name))}, not a whole number"
@@ -209,7 +214,7 @@ def _instruction_fault(one: Any) -> str:
     if one.action is not None and (fault := _action_fault(one.action)):
         return fault
     if one.action is not None and one.action.slice != NO_SLICE:
-        return f"{one.action} is on a slice, and a program has whole micro-batches"
+        return f"{one.action} is on a slice, and a program numbers the slices of all micro-batches"
     if not isinstance(one.overlaps, bool):
         return f"overlaps is {shown(one.overlaps)}, not True or False"
     if not (isinstance(one.peer, int | None) and isinstance(one.tie, str | None)):

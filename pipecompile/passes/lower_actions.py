@@ -12,6 +12,8 @@
     after    0F0 x#0 -> v0#0 @0.o#0    0OFFLOAD0 @0.o#0 -> @0.h#0    0RELOAD0 @0.h#0 -> @0#0    0B0 @0#0 v0'1#0 ->
     before   0UNSHARD 0F0 0RESHARD
     after    0UNSHARD ->    0F0 x#0 -> v0#0 @0#0    0RESHARD ->
+    before   0F0.0 0F0.1 0B0.1 0B0.0
+    after    0F0 x#0 -> v0#0 @0#0 @0.k#0    0F1 x#1 @0.k#0 -> v0#1 @0#1 @0.k#1    0B1 @0#1 v0'1#1 @0.k#0 @0.k#1 ->    0B0 @0#0 v0'1#0 @0.k#0 ->
 
 Linear in the number of actions times the routes of their stage.
 """
@@ -22,7 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pipecompile.ir import (
+    BACKWARDS,
     NO_MICROBATCH,
+    SHARDING,
     UNTRAINED,
     Action,
     Instruction,
@@ -35,6 +39,7 @@ from pipecompile.ir import (
     Tie,
     Value,
     held,
+    keys_values,
     offloaded,
     recipe,
     saved,
@@ -51,10 +56,14 @@ def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Ti
     F reads the routes into its stage and writes the routes out of it, and `@s`, or `@s.r` if the cell is recomputed, or `@s.o` if it
     is offloaded. R reads `@s.r` and the inputs of F. B or I reads `@s` and one gradient per consumer that sends one, and writes one
     gradient per route into the stage. If the route sums gradients, B or I also reads the one that it adds to its own. I writes `@s.w`, and W reads it.
+
+    Slices are numbered over all micro-batches. Of a slice, F writes `@s.k`, F and R read those of earlier slices of the micro-batch, and B or I
+    reads these and its own: it adds to the gradients of the former, and takes those of the latter.
     """
+    schedule = _in_units(schedule)
     trained = {action.stage for row in schedule.rows for action in row if action.kind not in UNTRAINED}
     saving = {(a.stage, a.microbatch): _SAVED_FOR[a.kind] for row in schedule.rows for a in row if a.kind in _SAVED_FOR}
-    stages = [_StageInstructions(s, s in trained, routes, schedule.n_microbatches) for s in range(schedule.n_stages)]
+    stages = [_StageInstructions(s, s in trained, routes, schedule.n_units) for s in range(schedule.n_stages)]
     rows = tuple(
         tuple(
             stages[action.stage].instruction(action, saving.get((action.stage, action.microbatch), saved))
@@ -65,7 +74,39 @@ def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Ti
     if schedule.overlaps:
         begins = firsts(schedule.overlaps)
         rows = tuple(tuple(replace(i, overlaps=True) if i.action in begins else i for i in row) for row in rows)
-    return Program(schedule.n_stages, schedule.n_microbatches, schedule.placement, tuple(routes), rows, tuple(ties))
+    counts = schedule.n_stages, schedule.n_units, schedule.placement
+    program = Program(*counts, tuple(routes), rows, tuple(ties), schedule.n_slices)
+    return program if schedule.n_slices == 1 else _with_keys_values(program)
+
+
+def _in_units(schedule: Schedule) -> Schedule:
+    """Return the schedule with the slices of all micro-batches numbered from 0 in the place of micro-batches; `n_slices` stays."""
+    if schedule.n_slices == 1:
+        return schedule
+
+    def numbered(action: Action) -> Action:
+        return action if action.kind in SHARDING else Action(action.stage, action.kind, action.unit(schedule.n_slices))
+
+    pairs = frozenset((numbered(one), numbered(two)) for one, two in schedule.overlaps)
+    return replace(schedule, rows=tuple(tuple(map(numbered, row)) for row in schedule.rows), overlaps=pairs)
+
+
+def _with_keys_values(program: Program) -> Program:
+    """Return the program of slices with the keys and values that its actions read and write."""
+    columns = [[Operand(keys_values(s, u)) for u in range(program.n_microbatches)] for s in range(program.n_stages)]
+
+    def completed(one: Instruction) -> Instruction:
+        action = one.action
+        if action is None or action.kind in SHARDING or action.kind is Kind.WEIGHT_GRAD:
+            return one
+        own, column = action.microbatch, columns[action.stage]
+        first = own - own % program.n_slices
+        if action.kind in BACKWARDS:
+            return replace(one, reads=(*one.reads, *column[first : own + 1]))
+        writes = (*one.writes, *(column[own : own + 1] if action.kind is Kind.FORWARD else ()))
+        return replace(one, reads=(*one.reads, *column[first:own]), writes=writes)
+
+    return replace(program, rows=tuple(tuple(map(completed, row)) for row in program.rows))
 
 
 _MakeSaved = Callable[[int, int], Value]

@@ -17,7 +17,6 @@ from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import known_names, whole
 from pipecompile.ir.pass_manager import Hook, Pass, PassManager, Step, watch
 from pipecompile.ir.routes import Sums
-from pipecompile.ir.slices import check_whole
 from pipecompile.passes.buffer_slots import assign_slots
 from pipecompile.passes.checkpointing import Checkpoint, insert_recompute
 from pipecompile.passes.communication_order import order_meetings
@@ -59,10 +58,10 @@ def lower(
     before their values are needed; 0 posts each receive as late as possible. With `overlap`, copies run beside compute,
     and values live until their copies are over. `sums` says which gradients of a value a device adds up before it sends
     them: "eager", where the order of eager autograd stays, or "device", all. `passes` are those of the user. `dump` is called with the text of every pass: `lower(schedule,
-    dump=print)`. Raise VerifyError if the schedule, the routes or the ties are not legal, and ScheduleError for a schedule of slices.
+    dump=print)`. The slices of a schedule of slices are numbered over all micro-batches. Raise VerifyError if the schedule, the
+    routes or the ties are not legal.
     """
     verify(schedule, routes=routes)
-    check_whole(schedule, "a program has whole micro-batches")
     all_routes = route_sequence(routes, schedule.n_stages)
     manager = lowering(
         all_routes, tie_sequence(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, overlap=overlap, sums=sums

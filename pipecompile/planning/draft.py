@@ -210,17 +210,17 @@ _CHANGE_IN_FLIGHT = {
 def peak_in_flight(schedule: Schedule, options: Options) -> tuple[float, ...]:
     """Return, per stage, the peak number of micro-batches whose forward has run and whose backward has not.
 
-    A backward is B, or W if split. For cells that the schedule itself recomputes, R counts instead of F. Recomputation
+    A backward is B, or W if split. A slice counts as its share. For cells that the schedule itself recomputes, R counts instead of F. Recomputation
     requested by `checkpoint` is part of the Problem.
     """
     actions = (a for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE and options.checkpoint == "never")
-    recomputed = {(action.stage, action.microbatch) for action in actions}
+    recomputed = {action.cell for action in actions}
     now, peak = [0] * options.n_stages, [1] * options.n_stages
     for row in schedule.rows:
         for action in row:
-            is_recomputed = (action.stage, action.microbatch) in recomputed
+            is_recomputed = action.cell in recomputed
             if action.kind is (Kind.FORWARD if is_recomputed else Kind.RECOMPUTE):
                 continue
             now[action.stage] += _CHANGE_IN_FLIGHT.get(action.kind, 0)
             peak[action.stage] = max(peak[action.stage], now[action.stage])
-    return tuple(map(float, peak))
+    return tuple(count / schedule.n_slices for count in peak)

@@ -148,6 +148,8 @@ def _schedule_of_dag(
         options.n_stages,
         len(options.devices),
         moved,
+        (),
+        by_depth.n_slices,
         **simulation_costs(stages, moved, options.links, placement),
     )
     evaluator = Evaluator(chain.placement, moved, costs, None)

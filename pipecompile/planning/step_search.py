@@ -158,7 +158,7 @@ def step_seconds(draft: Draft, schedule: Schedule, options: Options) -> float:
     """Simulate a step of the draft. Outputs go to the stage with the loss."""
     step_routes = training_routes(draft.routes, options.n_stages, options.loss_fn is not None)
     per_stage = simulation_costs(draft.stages, step_routes, options.links, draft.placement)
-    costs = make_costs(options.n_stages, len(options.devices), step_routes, **per_stage)
+    costs = make_costs(options.n_stages, len(options.devices), step_routes, (), schedule.n_slices, **per_stage)
     return Evaluator(draft.placement, step_routes, costs, None).seconds(schedule)
 
 
@@ -167,7 +167,9 @@ def _lower_bound(graph: TracedGraph, draft: Draft, options: Options, count: int,
     alone = {node.name: number for number, node in enumerate(compute_nodes(graph))}
     constants = {route.value for route in routes(graph, alone) if not route.gradient}
     problem, n_stages = _of_actions(draft.problem, options), options.n_stages
-    return step_lower_bound(problem, n_stages, draft.placement, count, is_split=is_split, without_gradient=constants)
+    units = count * options.n_slices  # a slice takes its share of the seconds
+    seconds = step_lower_bound(problem, n_stages, draft.placement, units, is_split=is_split, without_gradient=constants)
+    return seconds / options.n_slices
 
 
 def _of_actions(problem: Problem, options: Options) -> Problem:

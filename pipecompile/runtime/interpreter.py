@@ -17,26 +17,15 @@ from typing import Any
 
 import torch
 
-from pipecompile.ir import (
-    HOST,
-    SHARDING,
-    Action,
-    Instruction,
-    Kind,
-    Op,
-    Operand,
-    Program,
-    Value,
-    offloaded,
-    recipe,
-    saved,
-    weight_saved,
-)
+from pipecompile.ir import HOST, SHARDING, Action, Instruction, Kind, Op, Operand, Program, Value
 from pipecompile.ir.execution_order import frees_after, in_turn, may_join_backward, merged
+from pipecompile.ir.program import keys_values, offloaded, recipe, saved, weight_saved
+from pipecompile.ir.slices import in_slices
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, kept_apart, recompute_cell
+from pipecompile.runtime.cells.sliced import SliceRun, slice_run, sliced_backward, sliced_forward
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import timed_cell
@@ -207,7 +196,8 @@ class CodeBuilder:
             cell: Callable[[Action, CellRegisters, torch.device], Run] = partial(copy_cell, **(beside or {}))
         else:
             cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
-        return self.timed(in_range(cell(action, registers, self.devices[device]), str(action)), device, str(action))
+        name = str(in_slices(action, self.program.n_slices))
+        return self.timed(in_range(cell(action, registers, self.devices[device]), name), device, name)
 
     def timed(self, run: Run, device: int, name: str) -> Run:
         """Return the function of a cell, which notes its times, with its GPU as the current one."""
@@ -231,7 +221,8 @@ class CodeBuilder:
         is_offloaded = offloaded(s, m).name in registers.writes
         saved_state, recipe_name = (offloaded if is_offloaded else saved)(s, m), recipe(s, m).name
         function = cell.code.for_slot(registers.slot_of(saved_state), stays=not is_offloaded)
-        stage = StageRun(function, m if cell.is_sized else None, cell.effects, device, self.log)
+        plain = StageRun(function, m if cell.is_sized else None, cell.effects, device, self.log)
+        stage = slice_run(cell.slices, registers, keys_values(s, m).name, plain)
         inputs = [registers.reads[name] for name in cell.inputs]
         if action.kind is Kind.RECOMPUTE:
             return recompute_cell(stage, inputs, registers.reads[recipe_name], registers.writes[saved_state.name])
@@ -239,6 +230,8 @@ class CodeBuilder:
         if recipe_name in registers.writes:
             return checkpointed_cell(stage, inputs, outputs, registers.writes[recipe_name])
         save_to, casts = registers.writes.get(saved_state.name), cell.effects.casts
+        if isinstance(stage, SliceRun):
+            return sliced_forward(stage, inputs, outputs, save_to)
         run = forward_cell(function, inputs, outputs, save_to, stage.size_of, casts=casts)
         if is_offloaded:
             from pipecompile.runtime.cells.offload import offloaded_forward
@@ -256,6 +249,8 @@ class CodeBuilder:
         saved_state = registers.reads[saved(s, m).name]
         gradients, sent = registers.output_gradients(cell.outputs), registers.input_gradients(cell.inputs)
         added = registers.added_gradients(cell.inputs)
+        if own := registers.all_of(keys_values(s, m).name):
+            return then_add(sliced_backward(saved_state, gradients, sent, own[-1], unshared_places(cell)), added)
         if action.kind is Kind.BACKWARD or self.joins:
             return then_add(backward_cell(saved_state, gradients, sent, unshared_places(cell)), added)
         return then_add(input_cell(saved_state, gradients, sent, registers.writes[remainder], divided), added)

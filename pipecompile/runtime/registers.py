@@ -75,6 +75,11 @@ class CellRegisters:
         """Return the buffer slot that `value` is written to, or None."""
         return next((operand.slot for operand in self._instruction.writes if operand.value == value), None)
 
+    def all_of(self, name: str) -> tuple[int, ...]:
+        """Return the registers of all micro-batches of a value that the instruction reads, in their order."""
+        found = [(value.microbatch, index) for value, index in self._read if value.name == name]
+        return tuple(index for _, index in sorted(found))
+
     def output_gradients(self, outputs: Sequence[str]) -> list[tuple[int, list[int]]]:
         """Return (output, registers of its gradients) pairs, gradients by falling consumer; the host counts as the last stage."""
         ranked: dict[str, list[tuple[float, int]]] = {}

@@ -74,11 +74,6 @@ class CatalogueEntry:
     compared: bool = True
     has_slices: bool = False
 
-    @property
-    def runs(self) -> bool:
-        """Return whether `compile` runs the schedule: those of slices are verified and simulated only."""
-        return not self.has_slices
-
     def devices(self, n_stages: int) -> int:
         """Return the default number of devices for `n_stages` stages."""
         return max(1, n_stages // (self.chunks or 1))
@@ -261,7 +256,9 @@ def _check_division(name: str, entry: CatalogueEntry, n_stages: int, n_devices: 
             hint=f"n_stages={shown(_multiple_near(n_stages, n_devices))} or n_devices={n_stages}",
         )
     if entry.chunks is not None and n_stages != entry.chunks * n_devices:
-        others = [o for o, other in CATALOGUE.items() if other.chunks is None and (other.runs or not entry.runs)]
+        others = [
+            o for o, other in CATALOGUE.items() if other.chunks is None and (entry.has_slices or not other.has_slices)
+        ]
         count = (
             f"n_stages={shown(entry.chunks * n_devices)}"
             if n_stages % entry.chunks

@@ -8,7 +8,6 @@
 Bubble: (P - 1) / (M k + P - 1) for k slices of equal time; makespan (M k + P - 1)(tF + tB)/k.
 Memory: every device holds all M micro-batches in flight.
 When: as `gpipe`, where sequences are long: k slices have the bubble of k times the micro-batches. `seq1f1b` has it in less memory.
-Verified and simulated; `compile` does not run slices yet.
 
 With n_slices=1 it is GPipe, and with several stages on a device the order is breadth-first, as in `looped-bfs`. The paper chooses the
 lengths of the slices by dynamic programming: `simulate(slice_seconds=, slice_bytes=)` takes any.

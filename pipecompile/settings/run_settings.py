@@ -12,7 +12,6 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Program, Route, Schedule
 from pipecompile.ir.routes import Sums
 from pipecompile.ir.shown_value import shown
-from pipecompile.ir.slices import NOT_RUN, check_whole
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import Source
 from pipecompile.passes.checkpointing import Checkpoint
@@ -45,7 +44,6 @@ def built_schedule(
             raise
         hint = f"devices= with {fitting} {'entry' if fitting == 1 else 'entries'}, one per pipeline device; repeats are allowed"
         raise ScheduleError(error.what, why=error.why, hint=hint) from error.__cause__
-    check_whole(built, "compile runs whole micro-batches", hint='schedule="1f1b"')
     return built
 
 
@@ -54,19 +52,11 @@ def _schedule(name: str, value: Any) -> str | Schedule | Builder:
         return WrittenProgram.of(value)
     if isinstance(value, Path) or (isinstance(value, str) and value.endswith((".csv", ".txt"))):
         value = (WrittenProgram if str(value).endswith(".txt") else Schedule).load(value)
-    running = [each for each, entry in CATALOGUE.items() if entry.runs]
-    if isinstance(value, str) and value in CATALOGUE and value not in running:
+    if isinstance(value, str) and value not in ("auto", *CATALOGUE):
         raise ScheduleError(
-            f"{name}={shown(value)} divides micro-batches along the sequence, and compile runs whole micro-batches",
-            why=NOT_RUN, hint=f'{name}="1f1b", or pc.simulate(pc.build_schedule("{value}", n_stages, n_microbatches))',
+            f"{name}={shown(value)} is not known", why=f"known are {', '.join(map(repr, ('auto', *CATALOGUE)))}",
+            hint=f"{name}={near(value, list(CATALOGUE))!r}, or the path of a .csv or .txt file",
         )  # fmt: skip
-    if isinstance(value, str) and value not in ("auto", *running):
-        raise ScheduleError(
-            f"{name}={shown(value)} is not known", why=f"known are {', '.join(map(repr, ('auto', *running)))}",
-            hint=f"{name}={near(value, running)!r}, or the path of a .csv or .txt file",
-        )  # fmt: skip
-    if isinstance(value, Schedule):
-        check_whole(value, "compile runs whole micro-batches", hint=f'{name}="1f1b"')
     if not isinstance(value, (str, Schedule)) and not callable(value):
         expected = "the name of a schedule, a Schedule, a Program, its file, nor a function that builds one"
         raise refusal(name, value, expected, hint=f'{name}="1f1b"', kind=ScheduleError)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Program, Tie, Value, part_of
+from pipecompile.ir.slices import in_slices, unit_text
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.input_copies import InputReads
 from pipecompile.simulation.overlapped_tasks import overlap_tasks
@@ -38,12 +39,19 @@ def tasks_and_messages(program: Program, costs: Costs, *, rendezvous: bool = Fal
     for device, row in enumerate(program.rows):
         builder.row(device, row)
     messages = list(builder.messages)
-    builder.tasks.label = lambda number: str(messages[number][0])
+    builder.tasks.label = lambda number: _label(messages[number][0], program.n_slices)
     if costs.sharding is not None:
         add_sharding(builder.tasks, costs.sharding)
-    if pairs := program.overlaps:
+    if pairs := {(in_slices(one, program.n_slices), in_slices(two, program.n_slices)) for one, two in program.overlaps}:
         overlap_tasks(builder.tasks, pairs, costs)
     return builder.tasks, messages
+
+
+def _label(value: Value | str, n_slices: int) -> str:
+    """Return the text of a message as that of a schedule: of a slice, with its micro-batch."""
+    if isinstance(value, str) or n_slices == 1:
+        return str(value)
+    return f"{str(value).rpartition('#')[0]}#{unit_text(value.microbatch, n_slices)}"
 
 
 def _sizes(program: Program, costs: Costs) -> dict[str, float]:
@@ -52,6 +60,7 @@ def _sizes(program: Program, costs: Costs) -> dict[str, float]:
     for stage in range(program.n_stages):
         sizes |= {f"@{stage}": costs.saved[stage], f"@{stage}.w": costs.weight_saved[stage]}
         sizes |= {f"@{stage}.r": costs.recipe[stage], f"@{stage}.o": costs.saved[stage], f"@{stage}.h": 0.0}
+        sizes[f"@{stage}.k"] = 0.0  # part of what its slice saves
     return sizes
 
 
@@ -91,7 +100,8 @@ class _TaskBuilder:
         assert action is not None
         awaited = [o.value for o in instruction.reads if o.value in state.awaited]
         needs = tuple(state.awaited.pop(value) for value in awaited)
-        task = self._task(state, needs, self.costs.seconds[action.kind][action.stage])
+        action = in_slices(action, self.program.n_slices)
+        task = self._task(state, needs, self.costs.action_seconds(action))
         if self.costs.has_input_seconds:
             for value in awaited:
                 state.inputs.note_read(value.name, task)
@@ -102,7 +112,7 @@ class _TaskBuilder:
         begin = task - 1 if state.overlaps else task
         for operand in instruction.writes:
             anchor = (Anchor.TASK_START, begin) if part_of(operand.value) is None else (Anchor.TASK_END, task)
-            state.change(self.sizes[operand.value.name], anchor)
+            state.change(self._size(operand.value), anchor)
         state.overlaps = instruction.overlaps
 
     def _copy(self, state: _RowState, action: Action, source: Value, target: Value) -> None:
@@ -114,7 +124,7 @@ class _TaskBuilder:
             state.leaving.setdefault(source, []).append((Anchor.MESSAGE_END, message))
             state.stored[source] = message, state.now
         else:
-            state.change(self.sizes[target.name], *state.now, (Anchor.MESSAGE_START, message))
+            state.change(self._size(target), *state.now, (Anchor.MESSAGE_START, message))
 
     def _send(self, state: _RowState, instruction: Instruction) -> None:
         value, peer = instruction.reads[0].value, instruction.peer
@@ -136,7 +146,7 @@ class _TaskBuilder:
     def _receive(self, state: _RowState, instruction: Instruction) -> None:
         value, peer = instruction.writes[0].value, instruction.peer
         assert peer is not None
-        size = self.sizes[value.name]
+        size = self._size(value)
         if peer == HOST:
             state.change(size, *state.now)
             self._copy_input(state, value, size)
@@ -163,7 +173,7 @@ class _TaskBuilder:
             if after != state.now:
                 self._task(state, (message,), 0.0)
         unread = [(Anchor.MESSAGE_END, state.awaited.pop(value))] if value in state.awaited else []
-        state.change(-self.sizes[value.name], *state.now, *state.leaving.pop(value, ()), *unread)
+        state.change(-self._size(value), *state.now, *state.leaving.pop(value, ()), *unread)
 
     def _exchange(self, state: _RowState, instruction: Instruction) -> None:
         """Add the messages of a tie. BROADCAST: the home sends, and each copy waits. REDUCE: the copies send, and the home waits."""
@@ -183,7 +193,16 @@ class _TaskBuilder:
 
     def _seconds(self, value: Value, source: int, target: int) -> float:
         """Return the seconds of a message with a value."""
-        return self.costs.message(value.name, self.sizes[value.name], source, target)
+        return self.costs.message(value.name, self.sizes[value.name], source, target, self._share(value))
+
+    def _share(self, value: Value) -> float:
+        """Return the share of a value in that of its micro-batch: 1, or that of its slice."""
+        slices = self.costs.slices
+        return 1.0 if slices is None else slices.of_bytes(value.microbatch % self.program.n_slices)
+
+    def _size(self, value: Value) -> float:
+        """Return the bytes of a value."""
+        return self.sizes[value.name] * self._share(value)
 
     def _message(self, key: Message, seconds: float) -> int:
         """Return the number of a message, which is added to the graph when it is first met."""

@@ -74,7 +74,7 @@ def simulate(
     `unsharded_bytes` of gathered parameters from UNSHARD to RESHARD, `gradient_bytes` from the first B or W to the end of REDUCE_GRAD. The bytes of values
     are those of the routes.
 
-    Of a schedule of slices the costs are those of whole micro-batches. `slice_seconds` has per slice its share in the seconds of F, R, B, I
+    Of a schedule or program of slices the costs, and the bytes of routes, are those of whole micro-batches. `slice_seconds` has per slice its share in the seconds of F, R, B, I
     and W, and `slice_bytes` its share in all bytes, in `transfer` and in `offload`. Shares sum to 1, and are equal by default. Each message
     of a slice has the whole `latency`, and each action the whole `launch`. `peak_in_flight` counts slices. What a slice saves, and what a
     recomputed one keeps, includes its keys and values.
@@ -111,9 +111,10 @@ def build_tasks(
         case Program():
             if routes is not None:
                 raise InputError("routes are given together with a program, which has its own", hint="no routes")
-            if len(subject.placement) != subject.n_stages:
+            if len(subject.placement) != subject.n_stages or subject.n_slices < 1:
                 verify(subject)
-            costs = make_costs(subject.n_stages, subject.n_devices, subject.routes, subject.ties, **options)
+            moved = subject.routes, subject.ties, subject.n_slices
+            costs = make_costs(subject.n_stages, subject.n_devices, *moved, **options)
             tasks = _tasks_of_program(subject, costs, rendezvous=rendezvous)
         case _:
             raise InputError(

@@ -62,7 +62,7 @@ def _shares(name: str, value: object, n_slices: int) -> tuple[float, ...]:
     if value is None:
         return (1 / n_slices,) * n_slices
     if n_slices == 1:
-        why = "the schedule has whole micro-batches, or is a program"
+        why = "the schedule has whole micro-batches"
         raise InputError(f"{name} is given without slices", why=why, hint='a schedule of slices, such as "seq1f1b"')
     equal = f"{name}={[round(1 / n_slices, 3)] * n_slices}"
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):

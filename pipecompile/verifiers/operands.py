@@ -9,6 +9,7 @@ The values that a stage saves depend on the actions of its cell:
     F I W     F writes @s       I reads @s and writes @s.w              W reads @s.w
     F R B     F writes @s.r     R reads @s.r and the inputs of F, and writes @s     B reads @s
     F O L B   F writes @s.o     OFFLOAD reads @s.o and writes @s.h     RELOAD reads @s.h and writes @s     B reads @s
+    slices    F writes @s.k, and reads @s.k of earlier slices, as R does     B or I reads these, and @s.k of its own
 
 UNSHARD, RESHARD and REDUCE_GRAD read and write no values. The verifier works route by route, the pass `lower_actions` stage by stage.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipecompile.ir import (
+    BACKWARDS,
     SHARDING,
     Action,
     Instruction,
@@ -27,6 +29,7 @@ from pipecompile.ir import (
     Route,
     Value,
     held,
+    keys_values,
     offloaded,
     recipe,
     saved,
@@ -51,6 +54,8 @@ def operand_faults(program: Program) -> list[str]:
             _add_route(cells, route, microbatch)
     for (stage, microbatch), cell in cells.items():
         _add_saved(cell, stage, microbatch)
+        if program.n_slices > 1:
+            _add_keys_values(cell, stage, microbatch, program.n_slices)
     return [fault for i in computes if i.action for fault in _compare(i, i.action, cells)]
 
 
@@ -89,6 +94,14 @@ def _add_saved(cell: dict[Kind, Sides], stage: int, microbatch: int) -> None:
     cell.get(Kind.INPUT_GRAD, absent)[0].add(saved_value)
     cell.get(Kind.INPUT_GRAD, absent)[1].add(weight_value)
     cell.get(Kind.WEIGHT_GRAD, absent)[0].add(weight_value)
+
+
+def _add_keys_values(cell: dict[Kind, Sides], stage: int, unit: int, n_slices: int) -> None:
+    earlier = {keys_values(stage, other) for other in range(unit - unit % n_slices, unit)}
+    for kind in (Kind.FORWARD, Kind.RECOMPUTE, *BACKWARDS):
+        if kind in cell:
+            cell[kind][0].update(earlier)
+            cell[kind][kind is Kind.FORWARD].update([keys_values(stage, unit)] if kind is not Kind.RECOMPUTE else [])
 
 
 def _compare(

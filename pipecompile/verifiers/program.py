@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 from pipecompile.ir import HOST, Instruction, Op, Program, Schedule
+from pipecompile.ir.slices import in_slices
 from pipecompile.verifiers.lifetimes import lifetime_faults
 from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel
 from pipecompile.verifiers.operands import operand_faults
@@ -40,6 +41,9 @@ class Level(IntEnum):
 
 def program_faults(program: Program, level: Level, models: frozenset[MessageModel] = ALL_MODELS) -> list[str]:
     """Return all faults of `program` at `level` and below; from MEETINGS on under all of `models`."""
+    malformed = [*_slice_faults(program)]
+    if malformed := [*malformed]:
+        return malformed
     schedule = _schedule_of(program)
     malformed = [*route_faults(program.routes, program.n_stages), *tie_faults(program.ties, program.n_stages)]
     if malformed := [*malformed, *_form_faults(program), *shape_faults(schedule)]:
@@ -54,8 +58,16 @@ def program_faults(program: Program, level: Level, models: frozenset[MessageMode
 
 
 def _schedule_of(program: Program) -> Schedule:
-    rows = tuple(tuple(i.action for i in row if i.action is not None) for row in program.rows)
-    return Schedule(program.n_stages, program.n_microbatches, program.placement, rows, overlaps=program.overlaps)
+    n_slices = program.n_slices
+    rows = tuple(tuple(in_slices(i.action, n_slices) for i in row if i.action is not None) for row in program.rows)
+    pairs = frozenset((in_slices(one, n_slices), in_slices(two, n_slices)) for one, two in program.overlaps)
+    counts = program.n_stages, program.n_microbatches // max(n_slices, 1), program.placement
+    return Schedule(*counts, rows, overlaps=pairs, n_slices=n_slices)
+
+
+def _slice_faults(program: Program) -> Iterator[str]:
+    if program.n_slices < 1 or program.n_microbatches % program.n_slices:
+        yield f"{program.n_microbatches} slices are no whole micro-batches of {program.n_slices} slices"
 
 
 _FORM = {Op.SEND: (1, 0), Op.RECV: (0, 1), Op.FREE: (1, 0), Op.BROADCAST: (0, 0), Op.REDUCE: (0, 0)}

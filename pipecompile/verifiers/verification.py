@@ -135,10 +135,19 @@ def _sizes(
     """Return the bytes of each value by name. `@s.w` and `@s.o` count as all that the stage saves, `@s.r` and `@s.h` as nothing. `@s.p`
     are gathered parameters.
     """
-    sizes = {route.value: route.nbytes for route in program.routes}
+    share = 1 / program.n_slices
+    sizes = {route.value: route.nbytes * share for route in program.routes}
     gathered = amounts("unsharded_bytes", unsharded_bytes, program.n_stages, "stage")
-    for stage, size in enumerate(amounts("saved_bytes", saved_bytes, program.n_stages, "stage")):
-        sizes |= {f"@{stage}": size, f"@{stage}.w": size, f"@{stage}.r": 0.0, f"@{stage}.o": size, f"@{stage}.h": 0.0}
+    for stage, whole in enumerate(amounts("saved_bytes", saved_bytes, program.n_stages, "stage")):
+        size = whole * share
+        sizes |= {
+            f"@{stage}": size,
+            f"@{stage}.w": size,
+            f"@{stage}.r": 0.0,
+            f"@{stage}.o": size,
+            f"@{stage}.h": 0.0,
+            f"@{stage}.k": 0.0,
+        }
         sizes[f"@{stage}.p"] = gathered[stage]
     return sizes
 

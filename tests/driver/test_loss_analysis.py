@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver import loss_shares
+from pipecompile.driver import loss_recording
 from pipecompile.driver.measured_shares import MeasuredShares
 
 Loss = Callable[..., torch.Tensor]
@@ -95,7 +95,7 @@ def test_a_loss_that_changes_in_every_step_is_measured_instead_of_recorded() -> 
     criterion = nn.CrossEntropyLoss(ignore_index=0, label_smoothing=0.0)
     model = body()
     eager, pipe = copy.deepcopy(model), pipe_of(model, criterion)
-    with patch.object(loss_shares, "record", wraps=loss_shares.record) as recorded:
+    with patch.object(loss_recording, "record", wraps=loss_recording.record) as recorded:
         for step in range(7):
             criterion.label_smoothing = 0.05 * step
             x = torch.randn(9, 6, dtype=torch.float64)
@@ -108,7 +108,7 @@ def test_a_loss_that_changes_in_every_step_is_measured_instead_of_recorded() -> 
 def test_a_loss_that_does_not_change_is_analysed_once() -> None:
     model = body()
     pipe = pipe_of(model, nn.CrossEntropyLoss(ignore_index=0))
-    with patch.object(loss_shares, "record", wraps=loss_shares.record) as recorded:
+    with patch.object(loss_recording, "record", wraps=loss_recording.record) as recorded:
         for _ in range(3):
             pipe.step(torch.randn(9, 6, dtype=torch.float64), target=labels())
     assert recorded.call_count == 1

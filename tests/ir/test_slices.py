@@ -14,10 +14,10 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.errors import PipecompileError, ScheduleError, VerifyError
-from pipecompile.ir import NO_SLICE, Action, Instruction, Kind, Op, Program, Schedule
+from pipecompile.ir import NO_MICROBATCH, NO_SLICE, Action, Instruction, Kind, Op, Program, Schedule
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.program_text import parse_instruction
-from pipecompile.ir.slices import check_whole, checked_slices, count_text, first_slice, unit_text
+from pipecompile.ir.slices import check_whole, checked_slices, count_text, first_slice, in_slices, unit_text
 from pipecompile.passes import lower
 from pipecompile.passes.offloading import offload_to_fit
 from pipecompile.planning.alternatives import unit_what_if
@@ -97,7 +97,6 @@ def test_small_helpers() -> None:
 SLICED = pc.build_schedule("seq1f1b", 2, 4, n_slices=2)
 
 REFUSED: dict[str, Callable[[], object]] = {
-    "lower": lambda: lower(SLICED),
     "insert_offload": lambda: pc.insert_offload(SLICED),
     "offload_to_fit": lambda: offload_to_fit(SLICED, 1.0, saved_bytes=1.0),
     "find_period": lambda: find_period(SLICED),
@@ -134,7 +133,7 @@ def test_what_has_no_slices_refuses_them(name: str) -> None:
 def test_the_hint_can_be_pasted() -> None:
     for schedule in (SLICED, pc.build_schedule("terapipe", 6, 3, n_devices=3)):
         with pytest.raises(ScheduleError) as caught:
-            lower(schedule)
+            pc.check_order(schedule)
         whole = eval(caught.value.hint, {"pc": pc})
         assert (whole.n_stages, whole.n_devices, whole.n_microbatches) == (
             schedule.n_stages, schedule.n_devices, schedule.n_microbatches,
@@ -144,12 +143,15 @@ def test_the_hint_can_be_pasted() -> None:
 
 def test_compile_refuses_a_file_and_keeps_what_it_has(tmp_path: Path) -> None:
     SLICED.save(tmp_path / "mine.csv")
-    with pytest.raises(ScheduleError, match="schedule 'mine' has 2 slices per micro-batch, and compile runs whole"):
+    with pytest.raises(ScheduleError, match="schedule 'mine', of 2 slices per micro-batch, is given without loss_fn"):
         compiled(tmp_path / "mine.csv")
-    pipe = compiled("1f1b", loss_fn=lambda out: out.sum())
-    with pytest.raises(ScheduleError, match='schedule="1f1b"'):
+    lower(SLICED).save(tmp_path / "mine.txt")
+    with pytest.raises(ScheduleError, match="such a program is made from a schedule"):
+        compiled(tmp_path / "mine.txt")
+    pipe = compiled("1f1b", has_aux=True, loss_fn=lambda out: (out.sum(), 0))
+    with pytest.raises(ScheduleError, match="'seq1f1b', of 4 slices per micro-batch, is given together with has_aux"):
         pipe.reschedule("seq1f1b")
-    with pytest.raises(ScheduleError, match='schedule="1f1b"'):
+    with pytest.raises(ScheduleError, match="of 2 slices per micro-batch, is given together with has_aux"):
         pipe.reschedule(SLICED)
     assert pipe.schedule.name == "1f1b"
 
@@ -167,10 +169,17 @@ def test_a_pass_of_the_user_cannot_make_slices() -> None:
 def test_programs_and_periodic_schedules_made_by_hand_have_none() -> None:
     action = Action(0, Kind.FORWARD, 0, 1)
     program = Program(1, 1, (0,), (), ((Instruction(Op.COMPUTE, action=action),),))
-    with pytest.raises(VerifyError, match=r"0F0\.1 is on a slice, and a program has whole micro-batches"):
+    with pytest.raises(VerifyError, match=r"0F0\.1 is on a slice, and a program numbers the slices"):
         pc.verify(program)
     with pytest.raises(VerifyError, match=r"0F0\.1 is on a slice, and a periodic schedule has whole micro-batches"):
         pc.verify(PeriodicSchedule(1, (0,), ((),), ((action,),), ((),), 4, 1))
+
+
+def test_actions_of_a_program_are_read_as_those_of_slices() -> None:
+    assert in_slices(Action(1, Kind.BACKWARD, 5), 4) == Action(1, Kind.BACKWARD, 1, 1)
+    assert in_slices(Action(1, Kind.BACKWARD, 5), 1) == Action(1, Kind.BACKWARD, 5)
+    unshard = Action(1, Kind.UNSHARD, NO_MICROBATCH)
+    assert in_slices(unshard, 4) == unshard
 
 
 def test_searches_leave_slices_out() -> None:

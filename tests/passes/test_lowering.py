@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from program_strategies import programs
 
 from pipecompile.errors import VerifyError
-from pipecompile.ir import HOST, Op, Program, Route, Schedule, Value, chain
-from pipecompile.ir.program_text import parse_route
+from pipecompile.ir import HOST, Kind, Op, Operand, Program, Route, Schedule, Value, chain, keys_values
+from pipecompile.ir.program_text import parse_program, parse_route
 from pipecompile.passes import lower
 from pipecompile.passes.offloading import insert_offload
 from pipecompile.schedules import CATALOGUE, build_schedule
+from pipecompile.simulation.simulator import simulate
 from pipecompile.verifiers import verify
 
 GOLDEN = Path(__file__).parent / "golden" / "lower.txt"
@@ -29,7 +31,7 @@ def test_the_whole_way_down(check_golden: CheckGolden) -> None:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", [name for name, entry in CATALOGUE.items() if entry.runs])
+@pytest.mark.parametrize("name", CATALOGUE)
 def test_every_schedule_of_every_size_is_legal_at_both_levels(name: str) -> None:
     chunks = CATALOGUE[name].chunks
     for n_devices in range(1, 5):
@@ -38,6 +40,45 @@ def test_every_schedule_of_every_size_is_legal_at_both_levels(name: str) -> None
                 schedule = build_schedule(name, n_devices * per_device, n_microbatches, n_devices=n_devices)
                 verify(schedule)
                 verify(lower(schedule))
+
+
+SLICED = build_schedule("seq1f1b", 2, 2, n_slices=3)
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_slices_are_numbered_over_all_micro_batches(checkpoint: str) -> None:
+    program = lower(SLICED, checkpoint=checkpoint)  # type: ignore[arg-type]
+    assert parse_program(str(program)) == program
+    assert str(program).startswith("program: 2 stages on devices 0 1, 6 slices, 3 per micro-batch\n")
+    lines = [str(one) for one in program.rows[0] if one.action]
+    kept = "@0#4[2]" if checkpoint == "never" else "@0.r#4[2]"
+    assert f"0F4 @0.k#3[3] -> v0#4[0] {kept} @0.k#4[2]" in lines
+    simulated = [simulate(one, saved_bytes=6.0, transfer=0.1) for one in (program, SLICED)]
+    if checkpoint == "never":
+        assert simulated[0].makespan == pytest.approx(simulated[1].makespan)
+        assert simulated[0].peak_memory == pytest.approx(simulated[1].peak_memory)
+        assert {span.name for span in simulated[0].spans} == {span.name for span in simulated[1].spans}
+
+
+def test_slices_in_another_order_are_illegal() -> None:
+    program = lower(SLICED)
+    backwards = [i for i, one in enumerate(program.rows[1]) if one.action and one.action.kind is Kind.BACKWARD]
+    for index in backwards:
+        one = program.rows[1][index]
+        for damaged in (
+            replace(one, reads=one.reads[:-1]),
+            replace(one, reads=(*one.reads, Operand(keys_values(1, 5)))),
+        ):
+            row = (*program.rows[1][:index], damaged, *program.rows[1][index + 1 :])
+            if damaged.reads != one.reads and len({o.value for o in damaged.reads}) != len(
+                {o.value for o in one.reads}
+            ):
+                with pytest.raises(VerifyError, match=r"must (not )?read @1\.k#"):
+                    verify(replace(program, rows=(program.rows[0], row)))
+    with pytest.raises(VerifyError, match="6 slices are no whole micro-batches of 4 slices"):
+        verify(replace(program, n_slices=4))
+    with pytest.raises(VerifyError):
+        verify(replace(program, n_slices=1))
 
 
 def test_no_routes_means_a_chain() -> None:

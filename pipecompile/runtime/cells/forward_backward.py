@@ -25,6 +25,8 @@ from pipecompile.torch_private.storages import storage_key
 
 __all__ = [
     "Function",
+    "InputGradients",
+    "OutputGradients",
     "SavedGraph",
     "backward_cell",
     "edge_of",
@@ -32,6 +34,8 @@ __all__ = [
     "forward_with_graph",
     "input_cell",
     "make_leaves",
+    "roots_of",
+    "take_gradients",
     "then_add",
     "weight_cell",
 ]
@@ -134,17 +138,28 @@ def backward_cell(saved: int, gradients: OutputGradients, sent: InputGradients, 
     def backward(frame: Frame) -> None:
         registers = frame.registers
         graph: SavedGraph = registers[saved]
-        roots, root_gradients = _roots(registers, graph, gradients)
+        roots, root_gradients = roots_of(registers, graph, gradients)
         if roots:
             accumulate(roots, root_gradients)
-        for index, place in sent:
-            leaf = graph.leaves[place]
-            if leaf is None:
-                registers[index] = None
-            else:
-                registers[index] = leaf.grad if place in unshared else _own(leaf.grad, root_gradients)
+        take_gradients(registers, graph, sent, root_gradients, unshared)
 
     return backward
+
+
+def take_gradients(
+    registers: list[Any],
+    graph: SavedGraph,
+    sent: InputGradients,
+    received: Sequence[torch.Tensor],
+    unshared: frozenset[int],
+) -> None:
+    """Write the gradients of inputs into their registers, after a backward from the gradients `received`."""
+    for index, place in sent:
+        leaf = graph.leaves[place]
+        if leaf is None:
+            registers[index] = None
+        else:
+            registers[index] = leaf.grad if place in unshared else _own(leaf.grad, received)
 
 
 def input_cell(
@@ -155,7 +170,7 @@ def input_cell(
     def input_grad(frame: Frame) -> None:
         registers = frame.registers
         graph: SavedGraph = registers[saved]
-        roots, root_gradients = _roots(registers, graph, gradients)
+        roots, root_gradients = roots_of(registers, graph, gradients)
         places = [place for place, leaf in enumerate(graph.leaves) if leaf is not None]
         leaves = [leaf for leaf in graph.leaves if leaf is not None]
         found, registers[remainder] = divided.input_half(leaves, roots, root_gradients, has_hooks=graph.has_hooks)
@@ -204,7 +219,7 @@ def _own(gradient: torch.Tensor | None, received: Sequence[torch.Tensor]) -> tor
     return gradient.clone() if count > same else gradient
 
 
-def _roots(
+def roots_of(
     registers: list[Any], graph: SavedGraph, gradients: OutputGradients
 ) -> tuple[list[GradientEdge], list[torch.Tensor]]:
     """Return the edges of the outputs that got a gradient, and these gradients."""

@@ -13,6 +13,7 @@ from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, Route
 from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.side_effects import SideEffects
+from pipecompile.runtime.cells.sliced import SliceState
 from pipecompile.runtime.cells.stage_call import LossCode, StageCode, with_loss
 from pipecompile.runtime.results import Outputs
 from pipecompile.tracing.reachable_code import is_foreign
@@ -38,7 +39,8 @@ class Cell:
     """The computation of one stage in one program.
 
     `code` maps `inputs`, and the number of samples if `is_sized`, to the tuple of `outputs`. `parameters` are the ids of
-    the stage's parameters. `unshared` are inputs whose gradients are always in memory of their own. `module` is that of the stage.
+    the stage's parameters. `unshared` are inputs whose gradients are always in memory of their own. `module` is that of the stage. `slices` is
+    what its attentions and positions read while it runs on a slice; None if micro-batches are whole.
     """
 
     code: CellCode
@@ -49,6 +51,7 @@ class Cell:
     parameters: frozenset[int]
     unshared: frozenset[str] = frozenset()
     module: nn.Module = field(default_factory=nn.Module)
+    slices: SliceState | None = None
 
     @property
     def all_effects(self) -> tuple[SideEffects, ...]:

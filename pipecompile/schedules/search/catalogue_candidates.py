@@ -17,7 +17,7 @@ def catalogue_candidates(
 ) -> Iterator[Schedule]:
     """Yield the catalogue's schedules for these counts, of the DAG that `routes` make and of a chain. `split` permits I and W."""
     for entry in CATALOGUE.values():
-        if not entry.runs or not entry.suits(n_stages, n_devices):
+        if entry.has_slices or not entry.suits(n_stages, n_devices):
             continue
         of_dag, of_chain = (entry.schedule(n_stages, n_microbatches, n_devices, r) for r in (routes, None))
         for schedule in (of_dag,) if of_dag == of_chain else (of_dag, of_chain):

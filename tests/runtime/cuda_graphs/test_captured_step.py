@@ -27,7 +27,7 @@ def schedules() -> list[tuple[str, int]]:
     found = []
     for name, builder in CATALOGUE.items():
         is_looped = name.startswith("interleaved") or not builder.compared
-        if builder.runs and name != "forward" and not name.startswith("po-"):
+        if not builder.has_slices and name != "forward" and not name.startswith("po-"):
             found.append((name, 4 // builder.chunks if builder.chunks else 2 if is_looped else 4))
     return found
 
