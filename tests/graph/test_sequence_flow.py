@@ -99,6 +99,20 @@ def test_layers_that_may_mix_positions_are_refused(name: str) -> None:
         flow_of(Between(function, layer=layer))
 
 
+def counted(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.calls += 1
+    return x
+
+
+def test_a_value_that_is_left_on_the_model_is_refused() -> None:
+    """It was counted neither once per micro-batch nor once per slice, silently."""
+    model = Between(counted)
+    model.calls = 0
+    with pytest.raises(PlanError, match="the model cannot run on slices of a sequence: advance") as caught:
+        flow_of(model)
+    assert "once per slice" in caught.value.why
+
+
 def test_another_path_for_another_length_is_refused() -> None:
     with pytest.raises(PlanError, match="makes other calls for a shorter sequence"):
         flow_of(Between(lambda _, x: x.relu() if x.shape[1] > 8 else x.relu().relu()))
