@@ -124,6 +124,17 @@ def mixed() -> Example:
     return Mixed(), {"x": torch.randn(SAMPLES, 6), "index": torch.arange(SAMPLES) % 4}
 
 
+class Shift(nn.Module):
+    """Adds a buffer, which autograd does not save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift
+
+
 class Codebook(nn.Module):
     """A statement of the root is kept whole, and writes the rows of a buffer that the data choose."""
 

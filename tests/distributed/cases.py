@@ -33,6 +33,7 @@ from tests.distributed.case_models import (
     FULL,
     LANGUAGE,
     Example,
+    Shift,
     codebook,
     distance,
     gpt2,
@@ -242,8 +243,8 @@ def elsewhere() -> str:
 
 def written_meanwhile() -> Any:
     """Return the warnings of a step in which a hook of a weight writes a buffer that the first stage reads."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), *[nn.Linear(4, 4) for _ in range(4)]).eval()
-    model[0].weight.register_hook(lambda gradient: (model[1].running_mean.add_(gradient.abs().mean()), None)[1])
+    model = nn.Sequential(nn.Linear(4, 4), Shift(), *[nn.Linear(4, 4) for _ in range(4)])
+    model[0].weight.register_hook(lambda gradient: (model[1].shift.add_(gradient.abs().mean()), None)[1])
     pipe = pc.compile(model, 4, n_microbatches=4, loss_fn=mean_square, schedule="1f1b", cost="analytic",
                       pin={"0": 0, "1": 0})  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:

@@ -380,7 +380,7 @@ def test_outputs_are_on_every_rank_and_a_backward_is_refused(run: RankRun) -> No
 
 def test_state_that_a_hook_writes_during_a_step_is_warned_of_on_its_rank(run: RankRun) -> None:
     first, *others = run.of("written meanwhile")
-    assert any("1.running_mean, which the forward reads, was written during the step" in text for text in first)
+    assert any("1.shift, which the forward reads, was written during the step" in text for text in first)
     assert not any("was written during the step" in text for texts in others for text in texts)
 
 

@@ -27,6 +27,7 @@ SCHEDULE = pc.build_schedule("1f1b", 2, 3)
 CALLS: dict[str, Callable[..., Any]] = {
     "auto_schedule": lambda **given: pc.auto_schedule(**({"n_stages": 2, "n_microbatches": 3, "effort": 0.0} | given)),
     "build_schedule": lambda **given: pc.build_schedule(**({"schedule": "gpipe", "n_stages": 2, "n_microbatches": 3} | given)),
+    "build_schedule in slices": lambda **given: pc.build_schedule("seq1f1b", 2, 3, **given),
     "simulate": lambda **given: pc.simulate(SCHEDULE, **given),
     "simulate a program": lambda **given: pc.simulate(lower(SCHEDULE), **given),
     "advise": lambda **given: pc.advise(SCHEDULE, **given),
@@ -40,6 +41,7 @@ NUMBERS = [
     *(("auto_schedule", option)
       for option in ("n_stages", "n_microbatches", "n_devices", "placement", "memory_limit", "in_flight", "effort", "time_limit")),
     *(("build_schedule", option) for option in ("n_stages", "n_microbatches", "n_devices")),
+    ("build_schedule in slices", "n_slices"),
     ("advise", "faster"), ("advise", "most"), ("verify", "in_flight"),
     *(("verify a program", option) for option in ("in_flight", "memory_limit")),
 ]  # fmt: skip
