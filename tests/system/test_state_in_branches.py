@@ -148,7 +148,23 @@ class Region(Base):
         return self.head(checkpoint(self.scaled, h, use_reentrant=False))
 
 
-MODELS: list[Callable[[], Base]] = [InBranch, InMethod, ByText, Plain, Codebook, Gates, Always, Weight, Region]
+class Experts(Base):
+    """The data choose experts with running statistics, of which the first step may use none; the statement alone reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, out = self.inner(x), torch.zeros(len(x), 16)
+        chosen = (x.sum(1) / 200).long().clamp(0, 3)
+        for expert in chosen.unique().tolist():
+            rows = chosen == expert
+            out[rows] = self.experts[expert](torch.cat([h[rows], 2 * h[rows]]))[: int(rows.sum())]
+        return self.head(out)
+
+
+MODELS: list[Callable[[], Base]] = [InBranch, InMethod, ByText, Plain, Codebook, Gates, Always, Weight, Region, Experts]
 
 
 @pytest.mark.sampled(24)

@@ -61,8 +61,7 @@ def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) 
     set_facts(result, NodeFacts(), tuple(flat))
     _drop_unused_items(graph)
     graph.set_codegen(PyTreeCodeGen(PyTreeInfo(list(inputs.arguments), inputs.spec, spec)))
-    written = frozenset(key for node in graph.nodes for key in facts(node).mutates)
-    recording.opaque_calls.finish(written, values)
+    recording.opaque_calls.finish(graph.nodes, values)
     noted = GraphFacts(
         guards=symbol.guards(), symbol=symbol.symbol, batch_size=symbol.fixed,
         in_spec=inputs.spec, out_spec=spec, names=inputs.names, dims=inputs.dims,

@@ -1,7 +1,7 @@
 """Tensors of a model that code of the user's may write: those that it names, also in branches that no trial run takes.
 
-    def forward(self, x):                          names of the statement    self.code       update
-        if x.max() > 3: self.book.update(x)        self.book, its method     book.weight     update names it
+    self.count += 1                  names `count`: the buffer
+    self.book.update(x)              names `book` and `update`: what the code of that method names of the submodule, and so on
 
 Names are followed into the attributes of modules and into the methods that code names. The items of containers of modules are left
 out: a statement of a loop over layers would name the tensors of all layers.

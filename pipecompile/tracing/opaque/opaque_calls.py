@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from pipecompile.batching.containers import argument_leaves
 from pipecompile.errors import TraceError
@@ -121,9 +121,9 @@ class OpaqueCalls:
             for module, length in lengths.items():
                 del module.expected_results[length:]
 
-    def finish(self, written: frozenset[int], values: ValueNodes) -> None:
-        """Tell the pieces what no node writes, of all but this memory, and what the recording assumed about the sizes of results."""
-        watched = WatchedState.of(self.opaque.model, written, values) if self.modules else WatchedState()
+    def finish(self, nodes: Iterable[fx.Node], values: ValueNodes) -> None:
+        """Tell the pieces what the graph with these nodes reads alone, and what the recording assumed about the sizes of results."""
+        watched = WatchedState.of(self.opaque.model, nodes, values) if self.modules else WatchedState()
         for module in self.modules.values():
             module.watched = watched if module.is_users else WatchedState()
             for expected in module.expected_results:

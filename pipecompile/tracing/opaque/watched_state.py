@@ -1,19 +1,21 @@
-"""The tensors of a model that no node of its graph writes. A piece kept whole that writes one all the same is refused.
+"""The tensors of a model that its graph reads and does not write. A piece kept whole that writes one all the same is refused.
 
 A statement may write in a later step what it wrote in no trial run: `self.layers[i].top.mul_(0.9)`, for an i that the data decide.
-The version counters of these tensors are compared around every call of a piece.
+The version counters of these tensors are compared around every call of a piece. What the piece alone reads, it may write.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from threading import current_thread, main_thread
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
+from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.named_tensors import attribute_tensors
 
 __all__ = ["WatchedState"]
@@ -27,10 +29,13 @@ class WatchedState:
     tensors: tuple[torch.Tensor, ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, written: frozenset[int], values: ValueNodes) -> WatchedState:
-        """Return the tensors of a model that is being recorded, but for those whose fake tensors live in the memory `written`."""
+    def of(cls, model: nn.Module, nodes: Iterable[fx.Node], values: ValueNodes) -> WatchedState:
+        """Return the tensors of a model whose recording has these nodes."""
+        noted = [facts(node) for node in nodes]
+        held = (one.reads | one.storages for one in noted)
+        only_read = frozenset[int]().union(*held).difference(*(one.mutates for one in noted))
         plain = ((name, tensor, values.twins.of(tensor)) for name, tensor in attribute_tensors(model))
-        kept = [(n, tensor) for n, tensor, twin in (*values.owned(), *plain) if not storages([twin]) & written]
+        kept = [(n, tensor) for n, tensor, twin in (*values.owned(), *plain) if storages([twin]) & only_read]
         return cls(tuple(name for name, _ in kept), tuple(tensor for _, tensor in kept))
 
     def versions(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,12 +79,18 @@ class CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._copy(argument, value)
             for argument in schema_of(func).arguments:
                 self._copy(argument, kwargs.get(argument.name))
+        elif "batch_norm" in getattr(
+            func, "__name__", ""
+        ):  # writes running statistics that its schema does not declare
+            self._copy_tensors(pytree.tree_leaves((args, kwargs)))
         return func(*args, **kwargs)
 
     def _copy(self, argument: Any, value: Any) -> None:
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            return
-        for tensor in pytree.tree_leaves(value):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            self._copy_tensors(pytree.tree_leaves(value))
+
+    def _copy_tensors(self, values: Iterable[Any]) -> None:
+        for tensor in values:
             key = storage_key(tensor) if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided else 0
             if key in self.owned and key not in self.copies:
                 self.copies[key] = self.owned[key], self.owned[key].detach().clone()

@@ -117,11 +117,9 @@ def test_a_method(method: str, expected: set[str]) -> None:
 
 
 def test_a_plain_function_names_attributes_of_the_modules_that_it_gets() -> None:
-    model, function = Model(), f"{__name__}:plain_function"
-    del function
-    codes = [plain_function.__code__]
-    assert [tensor is model.top for tensor in named_tensors([model], codes)] == [True]
-    assert not [*named_tensors([], codes)]
+    model, piece = Model(), Piece("", "plain_function", function=f"{__name__}:plain_function")
+    assert named(model, piece, model) == {"top"}
+    assert named(model, piece) == set()
 
 
 def test_texts_count_as_names() -> None:
