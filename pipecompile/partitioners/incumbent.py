@@ -31,7 +31,7 @@ class Progress:
 
         orders          dynamic programs along linear orders (dp/chain_partition.py, dp/counted_copies.py)
         moves           local search (local_search.py)
-        down-sets       dynamic program over all down-sets (dp/down_sets.py)
+        down-sets       dynamic programs over all down-sets (dp/down_sets.py, dp/alike_stages.py)
         windows         stage windows of a target bottleneck (bounds/stage_windows.py)
         filling         stages filled one after another (dp/stage_filling.py, ilp/greedy_fill.py)
         program         integer program (ilp/formulation.py)

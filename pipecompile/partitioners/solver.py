@@ -14,6 +14,7 @@ from pipecompile.ir.input_checks import float_of, whole
 from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.clusters import Clusters, coarsen, singleton_clusters
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
+from pipecompile.partitioners.dp.alike_stages import cut_alike_stages
 from pipecompile.partitioners.dp.strategy import SHORT_ORDER, cut_all_down_sets, cut_candidate_orders, polish
 from pipecompile.partitioners.dp.target_programs import cut_chain_with_copies, fill_between
 from pipecompile.partitioners.ilp.anchored_stages import cut_bound
@@ -144,7 +145,9 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
     cut_candidate_orders(state, state.begin + time_limit / 10)
     if state.assignment is None:
         state.offer(find_fitting_cut(state.clusters, state.machine, state.deadline))
-    is_counted = _cut_chain(state, time_limit, max(GAP, gap))
+    if method != "ilp":
+        cut_alike_stages(state, max(GAP, gap), state.begin + time_limit / 2, early_deadline)
+    is_counted = state.has_gap and _cut_chain(state, time_limit, max(GAP, gap))
     if method != "ilp" and state.has_gap and not is_counted:
         cut_all_down_sets(state, early_deadline)
     state.tolerance = max(GAP, gap)

@@ -1,0 +1,125 @@
+"""Cuts into stages that are all alike, optimal where there are few down-sets: bisection over targets, one count of stages for each.
+
+    lower bound ──┬──────────────────┬───────────────┬──────── incumbent
+                  needs 33 stages    needs 33        needs 32: a cut
+
+Three rounds, each from where the one before ended: each tensor is paid for once, without labels; labels that shed side branches, which
+raise the bound; and, where there is something to shed, labels that do not, which find cuts. One round less where nothing can be shed.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from time import monotonic
+
+import numpy as np
+
+from pipecompile.partitioners.clusters import Clusters, transitive_closure
+from pipecompile.partitioners.dp.fewest_stages import FewestStages
+from pipecompile.partitioners.dp.side_branches import JoinedBranches, join_side_branches
+from pipecompile.partitioners.dp.stage_candidates import StageCandidates, find_candidates, list_down_sets
+from pipecompile.partitioners.dp.stage_filling import can_fill
+from pipecompile.partitioners.incumbent import SolverState
+
+__all__ = ["cut_alike_stages", "has_alike_stages"]
+
+STEP = 0.5
+"""Distance of two targets at which a round ends, and of its first target from the bound, in tolerances of the incumbent: the optimum
+without labels is often that with them.
+"""
+
+
+def has_alike_stages(state: SolverState) -> bool:
+    """Return whether stages differ in nothing that the objective sees, and no tensor can flow to a stage before its own."""
+    clusters, machine = state.clusters, state.machine
+    return can_fill(clusters, machine) and len(set(machine.speed)) == 1 and _flows_are_ordered(clusters)
+
+
+def _flows_are_ordered(clusters: Clusters) -> bool:
+    """Return whether every consumer of a tensor comes after its source by precedence."""
+    arcs = set(clusters.arcs)
+    pairs = [(f.source, c) for f in clusters.flows for c in f.consumers if (f.source, c) not in arcs]
+    closure = transitive_closure(clusters) if pairs else None
+    return closure is None or all(closure[pair] for pair in pairs)
+
+
+def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, early_deadline: float) -> None:
+    """Find the optimum and prove it where stages are alike and down-sets few: first to a tolerance, by the deadline, then to that of the
+    state while it is early.
+    """
+    if state.assignment is None or not state.has_gap or len(state.machine) < 2 or not has_alike_stages(state):
+        return
+    state.enter("down-sets")
+    branches = join_side_branches(state.clusters, state.machine.speed[0])
+    table = list_down_sets(branches, state.machine, state.target, deadline)
+    if table is None:
+        return
+    candidates = find_candidates(branches.clusters, table, len(state.machine), state.target, deadline)
+    if candidates is not None:
+        search, before = _TargetBisection(state, branches, candidates), state.tolerance
+        state.tolerance = tolerance
+        search.run(deadline)
+        state.tolerance = before
+        search.run(early_deadline)
+
+
+class _TargetBisection:
+    """The rounds over the candidates below the incumbent."""
+
+    def __init__(self, state: SolverState, branches: JoinedBranches, candidates: StageCandidates) -> None:
+        self.state, self.branches, self.table, self.deadline = state, branches, candidates.table, 0.0
+        self.can_shed = bool(branches.relief.any())
+        multicast, n_stages = state.machine.multicast, len(state.machine)
+        self.shedding, self.joined = (
+            FewestStages(branches.clusters, candidates, n_stages, branches.ratio, sheds=sheds, multicast=multicast)
+            for sheds in (True, False)
+        )
+
+    def run(self, deadline: float) -> None:
+        """Run the rounds, to the tolerance of the state or the deadline."""
+        self.deadline = deadline
+        self._refute()
+        self._settle(self.shedding, are_cuts=not self.can_shed, is_bound=True)
+        if self.can_shed:
+            self._settle(self.joined, are_cuts=True, is_bound=False)
+
+    def _is_over(self) -> bool:
+        return not self.state.has_gap or monotonic() > self.deadline
+
+    def _refute(self) -> None:
+        """Raise the bound to what is refuted without labels."""
+        low, target = self.state.lower_bound, self.state.target
+        high = 2 * target - low  # the first target is that of the incumbent
+        while high - low > STEP * self.state.tolerance * self.state.bottleneck and not self._is_over():
+            if self.shedding.is_refuted(target):
+                low = target
+                self.state.raise_bound(low, "dp")
+            else:
+                high = target
+            target = (low + high) / 2
+
+    def _settle(self, count: FewestStages, *, are_cuts: bool, is_bound: bool) -> None:
+        """Search the least target with a path: offer it if paths are cuts, and raise the bound if what has none has no cut."""
+        low, high, step = self.state.lower_bound, self.state.target, STEP * self.state.tolerance
+        target = low + step * self.state.bottleneck
+        while high - low > step * self.state.bottleneck and not self._is_over():
+            boundaries = count.path(target, self.deadline)
+            if boundaries is not None:
+                high = target
+                if are_cuts:
+                    self.state.offer(self._assignment(boundaries), self.branches.clusters, "dp")
+                    high = min(high, self.state.bottleneck)
+            elif count.is_complete:
+                low = target
+                if is_bound:
+                    self.state.raise_bound(low, "dp")
+            else:
+                break
+            target = (low + high) / 2
+
+    def _assignment(self, boundaries: list[int]) -> list[int]:
+        """Return the stage of every cluster of a path."""
+        stage_of = np.zeros(self.table.inside.shape[1], dtype=np.int64)
+        for s, (before, after) in enumerate(pairwise(boundaries)):
+            stage_of[self.table.inside[after] & ~self.table.inside[before]] = s
+        return [int(s) for s in stage_of]

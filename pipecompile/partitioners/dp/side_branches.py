@@ -1,0 +1,100 @@
+"""Side branches: clusters that compute something from no input, for one consumer, such as noise, a mask or a table of positions.
+
+    noise ──╮                      a side branch could be computed on any stage before; each multiplies the down-sets.
+    x ─▶ a ─▶ b ─▶ c ...           Joined with its consumer, here b, it multiplies nothing
+
+Joined, a cut may be worse than the best one: the stage of b cannot shed the work of the branch. It gains by that at most its *relief*, the
+work less the seconds in which it receives the tensor instead, and the stage that takes the work over gains at least `ratio` times as much
+load, since it sends the tensor. Where a branch takes no longer than its tensor the relief is 0, and joining loses nothing.
+
+A bound is a relaxation: stages shed any part of their relief, in any pieces, and owe `ratio` times as much to stages before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipecompile.partitioners.clusters import Clusters, adjacency, merge, transitive_closure
+
+__all__ = ["JoinedBranches", "join_side_branches"]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedBranches:
+    """Clusters with their side branches. `relief` has the seconds of work at speed 1 that the stage of each cluster can gain by
+    shedding; `ratio` is the least load elsewhere per second of relief.
+    """
+
+    clusters: Clusters
+    relief: NDArray[np.float64]
+    ratio: float
+
+
+def join_side_branches(clusters: Clusters, speed: float) -> JoinedBranches:
+    """Return the clusters with each side branch joined with its consumer. O(clusters^2) bytes."""
+    branches = _Branches(clusters, speed)
+    joined = merge(clusters, [(v, consumer) for v, consumer in branches.consumer_of.items()])
+    relief = np.zeros(len(joined))
+    index = {names: number for number, cluster in enumerate(joined.members) for names in cluster}
+    reliefs, ratio = branches.reliefs()
+    for consumer, seconds in reliefs.items():
+        relief[index[clusters.members[consumer][0]]] = seconds
+    return JoinedBranches(joined, relief, ratio)
+
+
+class _Branches:
+    """`consumer_of` has the cluster that each side branch is joined with."""
+
+    def __init__(self, clusters: Clusters, speed: float) -> None:
+        self.time = np.array(clusters.time) / speed
+        self.sent = np.zeros(len(clusters))
+        for flow in clusters.flows:
+            self.sent[flow.source] += flow.time
+        data = {(flow.source, consumer) for flow in clusters.flows for consumer in flow.consumers}
+        self.sources, self.readers = adjacency(replace(clusters, arcs=tuple(sorted(data))))
+        self.closure = transitive_closure(clusters)
+        _, self.successors = adjacency(clusters)
+        self.consumer_of = self._consumers(set(np.flatnonzero(~self._main(clusters, data)).tolist()))
+
+    def _main(self, clusters: Clusters, data: set[tuple[int, int]]) -> NDArray[np.bool_]:
+        """Return whether each cluster depends on the data of the source from which most of the work depends."""
+        closure = transitive_closure(replace(clusters, arcs=tuple(sorted(data))))
+        sources = [v for v, before in enumerate(self.sources) if not before]
+        most: NDArray[np.bool_] = closure[max(sources, key=lambda v: float(closure[v] @ self.time))]
+        return most
+
+    def _consumers(self, free: set[int]) -> Mapping[int, int]:
+        """Return the consumer of each side branch among clusters without data of the main source."""
+        while True:
+            consumer_of: dict[int, int] = {}
+            for v in sorted(free, reverse=True):
+                ends = {consumer_of.get(reader, reader) for reader in self.readers[v]}
+                if len(ends) == 1 and self._is_after(self.successors[v], next(iter(ends)), consumer_of):
+                    (consumer_of[v],) = ends
+            kept = {v for v in consumer_of if all(source in consumer_of for source in self.sources[v])}
+            if kept == free:
+                return consumer_of
+            free = kept
+
+    def _is_after(self, successors: list[int], consumer: int, consumer_of: Mapping[int, int]) -> bool:
+        """Return whether all that must come after a cluster comes after its consumer too."""
+        return all(self.closure[consumer, consumer_of.get(after, after)] for after in successors)
+
+    def reliefs(self) -> tuple[dict[int, float], float]:
+        """Return the relief of each consumer, and the ratio."""
+        reliefs, best, ratio = dict[int, float](), dict[int, float](), inf
+        above: dict[int, set[int]] = {}
+        for v, consumer in sorted(self.consumer_of.items()):
+            above[v] = {v}.union(*(above[source] for source in self.sources[v]))
+            work, sent = float(self.time[list(above[v])].sum()), float(self.sent[v])
+            if work > sent:
+                ratio = min(ratio, (work + sent) / (work - sent))
+            best[v] = max(work - sent, sum(best[source] for source in self.sources[v]), 0.0)
+            if not all(reader in self.consumer_of for reader in self.readers[v]):
+                reliefs[consumer] = reliefs.get(consumer, 0.0) + best[v]
+        return reliefs, ratio if ratio < inf else 1.0

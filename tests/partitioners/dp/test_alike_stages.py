@@ -1,0 +1,94 @@
+"""Cuts into stages that are alike are optimal, and their bounds are bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partitioners.dp.test_fewest_stages import optimum_of
+from partitioners.dp.test_stage_candidates import graphs
+
+from pipecompile.partitioners import Node, Problem, Tensor, partition
+from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.dp.alike_stages import cut_alike_stages, has_alike_stages
+from pipecompile.partitioners.dp.side_branches import join_side_branches
+from pipecompile.partitioners.incumbent import SolverState
+from pipecompile.partitioners.machine import Machine
+
+
+def state_of(problem: Problem, n_stages: int) -> SolverState:
+    clusters = coarsen(problem)
+    state = SolverState(clusters, Machine.of(problem, n_stages), 0.0, inf, None)
+    state.offer([0] * len(clusters))
+    return state
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs(), st.integers(2, 4))
+def test_cuts_are_optimal_but_for_work_that_can_be_shed(problem, n_stages):
+    state, optimum = state_of(problem, n_stages), optimum_of(problem, n_stages)
+    cut_alike_stages(state, 1e-3, inf, inf)
+    assert state.lower_bound <= optimum * (1 + 1e-9)
+    assert state.bottleneck >= optimum * (1 - 1e-9)
+    if not join_side_branches(state.clusters, 1.0).relief.any():
+        assert state.bottleneck == pytest.approx(optimum)
+        assert not state.has_gap
+
+
+def test_work_that_is_shed_keeps_the_bound_below_the_best_cut():
+    nodes = (Node("a", 2.0), Node("b", 4.0), Node("table", 2.0))
+    tensors = (Tensor("a", ("b",), 0.5), Tensor("table", ("b",), 0.5))
+    problem = Problem(nodes, (("a", "b"), ("table", "b")), tensors, multicast=False)
+    state = state_of(problem, 2)
+    cut_alike_stages(state, 1e-3, inf, inf)
+    assert state.bottleneck == pytest.approx(6.5)  # the table with its reader
+    assert state.lower_bound == pytest.approx(5.0, rel=1e-3)  # the table before: 2 + 2 + 1 and 4 + 1
+    assert partition(problem, 2, gap=0.0).bottleneck == pytest.approx(5.0)
+
+
+def test_residual_blocks_are_cut_optimally_where_each_receiver_is_paid_for():
+    nodes, arcs, tensors = [Node("b0", 1.0)], [], []
+    for i in range(40):
+        before, conv, after = f"b{i}", f"c{i}", f"b{i + 1}"
+        nodes += [Node(conv, 3.0 + i % 3), Node(after, 1.0)]
+        arcs += [(before, conv), (before, after), (conv, after)]
+        tensors += [Tensor(before, (conv, after), 0.5), Tensor(conv, (after,), 0.25)]
+    problem = Problem(tuple(nodes), tuple(arcs), tuple(tensors), multicast=False)
+    state = state_of(problem, 16)
+    cut_alike_stages(state, 1e-3, inf, inf)
+    assert not state.has_gap
+    assert state.bottleneck == pytest.approx(state.lower_bound)
+    assert state.bottleneck <= partition(problem, 16, method="ilp", time_limit=2.0).bottleneck + 1e-9
+
+
+def test_stages_that_differ_are_left_to_others():
+    nodes = (Node("a", 1.0, 1.0), Node("b", 1.0, 1.0))
+    alike = Problem(nodes, (("a", "b"),), (Tensor("a", ("b",), 0.1),))
+    assert has_alike_stages(state_of(alike, 2))
+    for problem in (
+        replace(alike, speed=(1.0, 2.0)),
+        replace(alike, placement=(0, 0)),
+        replace(alike, overlap=True),
+        replace(alike, memory_limit=8.0),
+        replace(alike, pins={"a": 0}),
+        replace(alike, links=((0.0, 2.0), (1.0, 0.0))),
+        replace(alike, precedence=()),  # b can come before a, which sends to it
+    ):
+        state = state_of(problem, 2)
+        assert not has_alike_stages(state)
+        before = state.bottleneck
+        cut_alike_stages(state, 1e-3, inf, inf)
+        assert state.bottleneck == before
+
+
+def test_a_bound_of_zero_ends_the_search():
+    nodes = tuple(Node(name, 0.0) for name in "abc")
+    tensors = (Tensor("a", ("b", "c"), 1.0), Tensor("b", ("c",), 1.0))
+    problem = Problem(nodes, (("a", "b"), ("a", "c"), ("b", "c")), tensors, multicast=False)
+    state = state_of(problem, 3)
+    state.assignment, state.bottleneck = [0, 1, 2], 3.0
+    cut_alike_stages(state, 1e-3, inf, inf)
+    assert state.bottleneck == 0.0
