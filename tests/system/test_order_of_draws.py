@@ -42,6 +42,7 @@ def square(output, target):
     return (output - target).square().mean()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("checkpoint", ["never", "always"])
 @pytest.mark.parametrize("schedule", ["1f1b", "eager-1f1b", "zb-h2", "gpipe", "hanayo"])
 def test_draws_are_those_of_the_loop(schedule: str, checkpoint: Any) -> None:

@@ -119,6 +119,7 @@ def plain_step(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> torch
     return sum(loss.detach() for loss in losses)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [Pairs, SkipsEmpty, MeanOrDouble, More, Repeated, Capacity, Hits])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_each_step_is_that_of_the_loop(kind: Any, seed: int) -> None:

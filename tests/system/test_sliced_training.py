@@ -33,6 +33,7 @@ def sliced(model: nn.Module, n_stages: int, n_slices: int, name: str = "seq1f1b"
     return pc.compile(model, n_stages, schedule=schedule, **given | options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "n_stages", "n_slices", "checkpoint", "tied", "dtype"), CASES)
 def test_steps_are_those_of_the_loop(
     name: str, n_stages: int, n_slices: int, checkpoint: str, tied: bool, dtype: torch.dtype
@@ -68,6 +69,7 @@ def test_threads_give_the_same(dispatch: str) -> None:
     assert difference(model, other) < 1e-10
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cut", ["blocks.1", "blocks.1.out", "blocks.1.up", "head"])
 def test_the_cut_may_be_anywhere(cut: str) -> None:
     torch.manual_seed(0)
