@@ -18,7 +18,7 @@ from pipecompile.partitioners.clusters import Clusters, transitive_closure
 from pipecompile.partitioners.dp.fewest_stages import FewestStages
 from pipecompile.partitioners.dp.side_branches import JoinedBranches, join_side_branches
 from pipecompile.partitioners.dp.stage_candidates import StageCandidates, find_candidates, list_down_sets
-from pipecompile.partitioners.dp.stage_filling import can_fill
+from pipecompile.partitioners.dp.stage_filling import MAX_CLUSTERS
 from pipecompile.partitioners.incumbent import SolverState
 
 __all__ = ["cut_alike_stages", "has_alike_stages"]
@@ -30,9 +30,13 @@ without labels is often that with them.
 
 
 def has_alike_stages(state: SolverState) -> bool:
-    """Return whether stages differ in nothing that the objective sees, and no tensor can flow to a stage before its own."""
+    """Return whether stages differ in memory and recomputation alone, and no tensor can flow to a stage before its own. Both are left
+    out: a bound without them is a bound, and a cut that does not fit is not taken.
+    """
     clusters, machine = state.clusters, state.machine
-    return can_fill(clusters, machine) and len(set(machine.speed)) == 1 and _flows_are_ordered(clusters)
+    simple = machine.is_one_to_one and machine.links is None and not machine.overlap and len(set(machine.speed)) == 1
+    simple = simple and not clusters.is_constrained and len(clusters) <= MAX_CLUSTERS
+    return simple and _flows_are_ordered(clusters)
 
 
 def _flows_are_ordered(clusters: Clusters) -> bool:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pipecompile.partitioners.clusters import Clusters, adjacency, transitive_closure
 from pipecompile.partitioners.machine import Machine
 
-__all__ = ["StageFiller", "can_fill", "fill_below", "narrowest"]
+__all__ = ["MAX_CLUSTERS", "StageFiller", "can_fill", "fill_below", "narrowest"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

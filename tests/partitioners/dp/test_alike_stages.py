@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from partitioners.dp.test_fewest_stages import optimum_of
 from partitioners.dp.test_stage_candidates import graphs
+from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor, partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.dp.alike_stages import cut_alike_stages, has_alike_stages
 from pipecompile.partitioners.dp.side_branches import join_side_branches
+from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
 from pipecompile.partitioners.incumbent import SolverState
 from pipecompile.partitioners.machine import Machine
 
@@ -36,6 +38,33 @@ def test_cuts_are_optimal_but_for_work_that_can_be_shed(problem, n_stages):
     if not join_side_branches(state.clusters, 1.0).relief.any():
         assert state.bottleneck == pytest.approx(optimum)
         assert not state.has_gap
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(direct=True, constrained=False))
+def test_memory_and_recomputation_are_kept_by_the_cut_and_left_out_by_the_bound(case):
+    problem, n_stages = case
+    optimum, _ = brute_force(problem, n_stages)
+    if optimum < inf:
+        state = SolverState(coarsen(problem), Machine.of(problem, n_stages), 0.0, inf, None)
+        state.offer(find_fitting_cut(state.clusters, state.machine, inf))
+        cut_alike_stages(state, 1e-3, inf, inf)
+        assert state.lower_bound <= optimum * (1 + 1e-9)
+        assert state.bottleneck >= optimum * (1 - 1e-9)
+
+
+def test_a_limit_that_does_not_bind_changes_nothing():
+    nodes = tuple(Node(str(i), 1.0 + i % 3, bytes=1.0) for i in range(12))
+    arcs = tuple((str(i), str(i + 1)) for i in range(11))
+    tensors = tuple(Tensor(a, (b,), 0.1) for a, b in arcs)
+    problem = Problem(nodes, arcs, tensors, memory_limit=5.0, in_flight=(3.0, 2.0, 1.0))
+    state = state_of(replace(problem, memory_limit=100.0), 3)
+    cut_alike_stages(state, 1e-3, inf, inf)
+    assert not state.has_gap
+    tight = SolverState(state.clusters, Machine.of(problem, 3), 0.0, inf, None)
+    tight.offer(find_fitting_cut(tight.clusters, tight.machine, inf))
+    cut_alike_stages(tight, 1e-3, inf, inf)
+    assert tight.lower_bound == pytest.approx(state.bottleneck, rel=1e-5)
 
 
 def test_work_that_is_shed_keeps_the_bound_below_the_best_cut():
@@ -72,7 +101,6 @@ def test_stages_that_differ_are_left_to_others():
         replace(alike, speed=(1.0, 2.0)),
         replace(alike, placement=(0, 0)),
         replace(alike, overlap=True),
-        replace(alike, memory_limit=8.0),
         replace(alike, pins={"a": 0}),
         replace(alike, links=((0.0, 2.0), (1.0, 0.0))),
         replace(alike, precedence=()),  # b can come before a, which sends to it
