@@ -4,7 +4,7 @@
                   needs 33 stages    needs 33        needs 32: a cut
 
 Three rounds, each from where the one before ended: each tensor is paid for once, without labels; labels that shed side branches, which
-raise the bound; and, where there is something to shed, labels that do not, which find cuts. One round less where nothing can be shed.
+raise the bound, and whose paths become cuts where the parts fit elsewhere; and, where there is something to shed, labels that do not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from pipecompile.partitioners.clusters import Clusters, transitive_closure
 from pipecompile.partitioners.dp.fewest_stages import FewestStages
+from pipecompile.partitioners.dp.shed_branches import shed_parts
 from pipecompile.partitioners.dp.side_branches import JoinedBranches, join_side_branches
 from pipecompile.partitioners.dp.stage_candidates import StageCandidates, find_candidates, list_down_sets
 from pipecompile.partitioners.dp.stage_filling import MAX_CLUSTERS
@@ -83,9 +84,9 @@ class _TargetBisection:
         """Run the rounds, to the tolerance of the state or the deadline."""
         self.deadline = deadline
         self._refute()
-        self._settle(self.shedding, are_cuts=not self.can_shed, is_bound=True)
+        self._settle(self.shedding, is_bound=True)
         if self.can_shed:
-            self._settle(self.joined, are_cuts=True, is_bound=False)
+            self._settle(self.joined, is_bound=False)
 
     def _is_over(self) -> bool:
         return not self.state.has_gap or monotonic() > self.deadline
@@ -102,17 +103,15 @@ class _TargetBisection:
                 high = target
             target = (low + high) / 2
 
-    def _settle(self, count: FewestStages, *, are_cuts: bool, is_bound: bool) -> None:
-        """Search the least target with a path: offer it if paths are cuts, and raise the bound if what has none has no cut."""
+    def _settle(self, count: FewestStages, *, is_bound: bool) -> None:
+        """Search the least target with a path, offer cuts along paths, and raise the bound if a target without a path has no cut."""
         low, high, step = self.state.lower_bound, self.state.target, STEP * self.state.tolerance
         target = low + step * self.state.bottleneck
         while high - low > step * self.state.bottleneck and not self._is_over():
             boundaries = count.path(target, self.deadline)
             if boundaries is not None:
-                high = target
-                if are_cuts:
-                    self.state.offer(self._assignment(boundaries), self.branches.clusters, "dp")
-                    high = min(high, self.state.bottleneck)
+                self._offer(boundaries, target)
+                high = min(target, self.state.bottleneck)
             elif count.is_complete:
                 low = target
                 if is_bound:
@@ -120,6 +119,12 @@ class _TargetBisection:
             else:
                 break
             target = (low + high) / 2
+
+    def _offer(self, boundaries: list[int], target: float) -> None:
+        """Offer the cut of a path, in which stages above the target shed parts of side branches."""
+        cut = self.state.clusters.project(self.branches.clusters, self._assignment(boundaries))
+        cut = shed_parts(self.state.clusters, self.state.machine, cut, self.branches.parts, target)
+        self.state.offer(cut, method="dp")
 
     def _assignment(self, boundaries: list[int]) -> list[int]:
         """Return the stage of every cluster of a path."""

@@ -7,32 +7,41 @@ Joined, a cut may be worse than the best one: the stage of b cannot shed the wor
 work less the seconds in which it receives the tensor instead, and the stage that takes the work over gains at least `ratio` times as much
 load, since it sends the tensor. Where a branch takes no longer than its tensor the relief is 0, and joining loses nothing.
 
-A bound is a relaxation: stages shed any part of their relief, in any pieces, and owe `ratio` times as much to stages before.
+A bound is a relaxation: stages shed any part of their relief, in any parts, and owe `ratio` times as much to stages before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipecompile.partitioners.clusters import Clusters, adjacency, merge, transitive_closure
 
-__all__ = ["JoinedBranches", "join_side_branches"]
+__all__ = ["JoinedBranches", "BranchPart", "join_side_branches"]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPart:
+    """Clusters of a side branch that can leave the stage of their consumer together, and the seconds that it gains."""
+
+    consumer: int
+    members: tuple[int, ...]
+    gain: float
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedBranches:
     """Clusters with their side branches. `relief` has the seconds of work at speed 1 that the stage of each cluster can gain by
-    shedding; `ratio` is the least load elsewhere per second of relief.
+    shedding; `ratio` is the least load elsewhere per second of relief. `parts` are what can be shed, as clusters before joining.
     """
 
     clusters: Clusters
     relief: NDArray[np.float64]
     ratio: float
+    parts: tuple[BranchPart, ...] = ()
 
 
 def join_side_branches(clusters: Clusters, speed: float) -> JoinedBranches:
@@ -41,10 +50,11 @@ def join_side_branches(clusters: Clusters, speed: float) -> JoinedBranches:
     joined = merge(clusters, [(v, consumer) for v, consumer in branches.consumer_of.items()])
     relief = np.zeros(len(joined))
     index = {names: number for number, cluster in enumerate(joined.members) for names in cluster}
-    reliefs, ratio = branches.reliefs()
-    for consumer, seconds in reliefs.items():
+    parts = branches.parts()
+    for consumer, seconds in branches.reliefs().items():
         relief[index[clusters.members[consumer][0]]] = seconds
-    return JoinedBranches(joined, relief, ratio)
+    ratio = min((1.0 + 2.0 * float(branches.sent[part.members[-1]]) / part.gain for part in parts), default=1.0)
+    return JoinedBranches(joined, relief, ratio, parts)
 
 
 class _Branches:
@@ -85,16 +95,22 @@ class _Branches:
         """Return whether all that must come after a cluster comes after its consumer too."""
         return all(self.closure[consumer, consumer_of.get(after, after)] for after in successors)
 
-    def reliefs(self) -> tuple[dict[int, float], float]:
-        """Return the relief of each consumer, and the ratio."""
-        reliefs, best, ratio = dict[int, float](), dict[int, float](), inf
-        above: dict[int, set[int]] = {}
+    def parts(self) -> tuple[BranchPart, ...]:
+        """Return each cluster of a side branch with all before it, where a stage gains by shedding them. The last one sends."""
+        parts, above = list[BranchPart](), dict[int, set[int]]()
         for v, consumer in sorted(self.consumer_of.items()):
             above[v] = {v}.union(*(above[source] for source in self.sources[v]))
-            work, sent = float(self.time[list(above[v])].sum()), float(self.sent[v])
-            if work > sent:
-                ratio = min(ratio, (work + sent) / (work - sent))
-            best[v] = max(work - sent, sum(best[source] for source in self.sources[v]), 0.0)
+            gain = float(self.time[list(above[v])].sum() - self.sent[v])
+            if gain > 0:
+                parts.append(BranchPart(consumer, tuple(sorted(above[v])), gain))
+        return tuple(parts)
+
+    def reliefs(self) -> dict[int, float]:
+        """Return what the stage of each consumer gains at most."""
+        gains = {part.members[-1]: part.gain for part in self.parts()}
+        reliefs, best = dict[int, float](), dict[int, float]()
+        for v, consumer in sorted(self.consumer_of.items()):
+            best[v] = max(gains.get(v, 0.0), sum(best[source] for source in self.sources[v]))
             if not all(reader in self.consumer_of for reader in self.readers[v]):
                 reliefs[consumer] = reliefs.get(consumer, 0.0) + best[v]
-        return reliefs, ratio if ratio < inf else 1.0
+        return reliefs
