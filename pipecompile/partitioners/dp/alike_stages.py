@@ -16,6 +16,7 @@ import numpy as np
 
 from pipecompile.partitioners.clusters import Clusters, transitive_closure
 from pipecompile.partitioners.dp.fewest_stages import FewestStages
+from pipecompile.partitioners.dp.loose_clusters import LooseClusters, set_aside
 from pipecompile.partitioners.dp.shed_branches import shed_parts
 from pipecompile.partitioners.dp.side_branches import JoinedBranches, join_side_branches
 from pipecompile.partitioners.dp.stage_candidates import StageCandidates, find_candidates, list_down_sets
@@ -28,6 +29,12 @@ STEP = 0.5
 """Distance of two targets at which a round ends, and of its first target from the bound, in tolerances of the incumbent: the optimum
 without labels is often that with them.
 """
+
+LOOSE_SHARE = 0.05
+"""Most work of a component that is set aside, as a share of the average stage: small ones fit into what the others leave."""
+
+BRANCH_SHARE = 0.2
+"""Most work of a side branch that is joined with its consumer, likewise: a tower beside the main one is not."""
 
 
 def has_alike_stages(state: SolverState) -> bool:
@@ -55,13 +62,15 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
     if state.assignment is None or not state.has_gap or len(state.machine) < 2 or not has_alike_stages(state):
         return
     state.enter("down-sets")
-    branches = join_side_branches(state.clusters, state.machine.speed[0])
+    average = sum(state.clusters.time) / len(state.machine)
+    loose = set_aside(state.clusters, LOOSE_SHARE * average)
+    branches = join_side_branches(loose.rest, state.machine.speed[0], BRANCH_SHARE * average / state.machine.speed[0])
     table = list_down_sets(branches, state.machine, state.target, deadline)
     if table is None:
         return
     candidates = find_candidates(branches.clusters, table, len(state.machine), state.target, deadline)
     if candidates is not None:
-        search, before = _TargetBisection(state, branches, candidates), state.tolerance
+        search, before = _TargetBisection(state, loose, branches, candidates), state.tolerance
         state.tolerance = tolerance
         search.run(deadline)
         state.tolerance = before
@@ -71,12 +80,20 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
 class _TargetBisection:
     """The rounds over the candidates below the incumbent."""
 
-    def __init__(self, state: SolverState, branches: JoinedBranches, candidates: StageCandidates) -> None:
-        self.state, self.branches, self.table, self.deadline = state, branches, candidates.table, 0.0
-        self.can_shed = bool(branches.relief.any())
-        multicast, n_stages = state.machine.multicast, len(state.machine)
+    def __init__(
+        self, state: SolverState, loose: LooseClusters, branches: JoinedBranches, candidates: StageCandidates
+    ) -> None:
+        self.state, self.loose, self.branches, self.table, self.deadline = state, loose, branches, candidates.table, 0.0
+        self.can_shed, machine = bool(branches.relief.any()), state.machine
         self.shedding, self.joined = (
-            FewestStages(branches.clusters, candidates, n_stages, branches.ratio, sheds=sheds, multicast=multicast)
+            FewestStages(
+                branches,
+                candidates,
+                len(machine),
+                loose.work / machine.speed[0],
+                sheds=sheds,
+                multicast=machine.multicast,
+            )
             for sheds in (True, False)
         )
 
@@ -122,9 +139,10 @@ class _TargetBisection:
 
     def _offer(self, boundaries: list[int], target: float) -> None:
         """Offer the cut of a path, in which stages above the target shed parts of side branches."""
-        cut = self.state.clusters.project(self.branches.clusters, self._assignment(boundaries))
-        cut = shed_parts(self.state.clusters, self.state.machine, cut, self.branches.parts, target)
-        self.state.offer(cut, method="dp")
+        machine, rest = self.state.machine, self.loose.rest
+        cut = rest.project(self.branches.clusters, self._assignment(boundaries))
+        cut = shed_parts(rest, machine, cut, self.branches.parts, target)
+        self.state.offer(self.loose.place(self.state.clusters, machine, cut), method="dp")
 
     def _assignment(self, boundaries: list[int]) -> list[int]:
         """Return the stage of every cluster of a path."""

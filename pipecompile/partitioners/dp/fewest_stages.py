@@ -5,7 +5,7 @@
 Without labels a sender pays for each tensor once: the fewest stages are then a lower bound, and a target that needs more than there
 are is refuted. With labels the count is exact. A *label* is a choice of the stages from a down-set to the end. What it did matters to
 the stages before in three ways: how many stages it has, how many of them receive each tensor produced before (its copies), and the
-seconds of side branches that it shed (its debt, `side_branches.py`). A label is dropped if another of the same down-set is nowhere
+seconds of side branches that it shed and of loose clusters that it left (its debt, `side_branches.py`, `loose_clusters.py`). A label is dropped if another of the same down-set is nowhere
 worse. Desrochers and Soumis, "A generalized permanent labelling algorithm for the shortest path problem with time windows", 1988.
 """
 
@@ -18,7 +18,7 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.dp.side_branches import JoinedBranches
 from pipecompile.partitioners.dp.stage_candidates import NEVER, Floats, Ints, StageCandidates
 from pipecompile.partitioners.objective import TOLERANCE
 
@@ -48,21 +48,16 @@ class _Label:
 class FewestStages:
     """Decides whether a number of stages is enough for a target.
 
-    `ratio` is that of `JoinedBranches`. Without `sheds` no side branch is shed: then paths are cuts. With `multicast` a sender pays
+    `loose` are the seconds of work that any stage can do. Without `sheds` no side branch is shed: then paths are cuts. With `multicast` a sender pays
     for each tensor once. `is_complete` tells whether the last search for labels came to its end.
     """
 
     def __init__(
-        self,
-        clusters: Clusters,
-        candidates: StageCandidates,
-        n_stages: int,
-        ratio: float,
-        *,
-        sheds: bool,
-        multicast: bool,
-    ) -> None:
-        self.candidates, self.n_stages, self.ratio = candidates, n_stages, ratio
+        self, branches: JoinedBranches, candidates: StageCandidates, n_stages: int, loose: float,
+        *, sheds: bool, multicast: bool,
+    ) -> None:  # fmt: skip
+        clusters, self.ratio, self.loose = branches.clusters, branches.ratio, loose
+        self.candidates, self.n_stages = candidates, n_stages
         self.relief = candidates.table.relief * sheds
         several = [
             f for f, flow in enumerate(clusters.flows) if len(flow.consumers) > 1 and flow.time and not multicast
@@ -122,7 +117,7 @@ class FewestStages:
         """Return the label of the empty down-set with the fewest stages."""
         n, limit, starts, extended = len(from_begin), target * (1 + TOLERANCE), self._starts(kept), 0
         labels: list[list[_Label]] = [[] for _ in range(n)]
-        labels[-1].append(_Label(n - 1, 0, 0.0, np.zeros(len(self.time), dtype=np.int16), None))
+        labels[-1].append(_Label(n - 1, 0, self.loose, np.zeros(len(self.time), dtype=np.int16), None))
         for i in reversed(range(1, n)):
             stages = kept[starts[i] : starts[i + 1]]
             for label in labels[i]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +45,9 @@ class JoinedBranches:
     parts: tuple[BranchPart, ...] = ()
 
 
-def join_side_branches(clusters: Clusters, speed: float) -> JoinedBranches:
-    """Return the clusters with each side branch joined with its consumer. O(clusters^2) bytes."""
-    branches = _Branches(clusters, speed)
+def join_side_branches(clusters: Clusters, speed: float, most: float = inf) -> JoinedBranches:
+    """Return the clusters with each side branch of at most so many seconds joined with its consumer. O(clusters^2) bytes."""
+    branches = _Branches(clusters, speed, most)
     joined = merge(clusters, [(v, consumer) for v, consumer in branches.consumer_of.items()])
     relief = np.zeros(len(joined))
     index = {names: number for number, cluster in enumerate(joined.members) for names in cluster}
@@ -60,7 +61,8 @@ def join_side_branches(clusters: Clusters, speed: float) -> JoinedBranches:
 class _Branches:
     """`consumer_of` has the cluster that each side branch is joined with."""
 
-    def __init__(self, clusters: Clusters, speed: float) -> None:
+    def __init__(self, clusters: Clusters, speed: float, most: float) -> None:
+        self.most = most
         self.time = np.array(clusters.time) / speed
         self.sent = np.zeros(len(clusters))
         for flow in clusters.flows:
@@ -86,23 +88,34 @@ class _Branches:
                 ends = {consumer_of.get(reader, reader) for reader in self.readers[v]}
                 if len(ends) == 1 and self._is_after(self.successors[v], next(iter(ends)), consumer_of):
                     (consumer_of[v],) = ends
-            kept = {v for v in consumer_of if all(source in consumer_of for source in self.sources[v])}
-            if kept == free:
+            above = self._above(consumer_of)
+            if above.keys() == free:
                 return consumer_of
-            free = kept
+            free = set(above)
 
     def _is_after(self, successors: list[int], consumer: int, consumer_of: Mapping[int, int]) -> bool:
         """Return whether all that must come after a cluster comes after its consumer too."""
         return all(self.closure[consumer, consumer_of.get(after, after)] for after in successors)
 
+    def _above(self, consumer_of: Mapping[int, int]) -> dict[int, set[int]]:
+        """Return, per cluster of a side branch, the clusters before it and itself, where all of them are in side branches and together
+        take no longer than allowed.
+        """
+        above: dict[int, set[int]] = {}
+        for v in sorted(consumer_of):
+            if all(source in above for source in self.sources[v]):
+                members = {v}.union(*(above[source] for source in self.sources[v]))
+                if self.time[list(members)].sum() <= self.most:
+                    above[v] = members
+        return above
+
     def parts(self) -> tuple[BranchPart, ...]:
         """Return each cluster of a side branch with all before it, where a stage gains by shedding them. The last one sends."""
-        parts, above = list[BranchPart](), dict[int, set[int]]()
-        for v, consumer in sorted(self.consumer_of.items()):
-            above[v] = {v}.union(*(above[source] for source in self.sources[v]))
-            gain = float(self.time[list(above[v])].sum() - self.sent[v])
+        parts = list[BranchPart]()
+        for v, members in self._above(self.consumer_of).items():
+            gain = float(self.time[list(members)].sum() - self.sent[v])
             if gain > 0:
-                parts.append(BranchPart(consumer, tuple(sorted(above[v])), gain))
+                parts.append(BranchPart(self.consumer_of[v], tuple(sorted(members)), gain))
         return tuple(parts)
 
     def reliefs(self) -> dict[int, float]:

@@ -119,3 +119,13 @@ def test_a_bound_of_zero_ends_the_search():
     state.assignment, state.bottleneck = [0, 1, 2], 3.0
     cut_alike_stages(state, 1e-3, inf, inf)
     assert state.bottleneck == 0.0
+
+
+def test_counters_of_batch_norms_do_not_multiply_the_down_sets():
+    chain = tuple(Node(f"v{i}", 1.0 + i % 5) for i in range(60))
+    counters = tuple(Node(f"n{i}", 0.02) for i in range(60))
+    arcs = tuple((f"v{i}", f"v{i + 1}") for i in range(59))
+    problem = Problem((*chain, *counters), arcs, tuple(Tensor(a, (b,), 0.1) for a, b in arcs))
+    state = state_of(problem, 8)
+    cut_alike_stages(state, 1e-3, inf, inf)
+    assert state.bottleneck - state.lower_bound <= 1e-3 * state.bottleneck

@@ -19,11 +19,11 @@ from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 
 
-def count_of(problem: Problem, n_stages: int, target: float) -> FewestStages:
+def count_of(problem: Problem, n_stages: int, target: float, loose: float = 0.0) -> FewestStages:
     clusters = coarsen(problem)
     table = list_down_sets(alone(clusters), Machine.of(problem, n_stages), target)
     candidates = find_candidates(clusters, table, n_stages, target)
-    return FewestStages(clusters, candidates, n_stages, 1.0, sheds=True, multicast=problem.multicast)
+    return FewestStages(alone(clusters), candidates, n_stages, loose, sheds=True, multicast=problem.multicast)
 
 
 def optimum_of(problem: Problem, n_stages: int) -> float:
@@ -73,3 +73,13 @@ def test_a_search_that_ends_early_says_so(monkeypatch):
     monkeypatch.setattr(fewest_stages, "MAX_EXTENSIONS", 0)
     assert count.path(2.0) is None
     assert not count.is_complete
+
+
+def test_loose_work_needs_time_that_stages_leave_or_stages_of_its_own():
+    nodes = tuple(Node(str(i), 1.0) for i in range(4))
+    problem = Problem(nodes, tuple((str(i), str(i + 1)) for i in range(3)))
+    assert count_of(problem, 3, 2.5, loose=1.0).path(2.0) is not None
+    assert count_of(problem, 3, 2.5, loose=2.0).path(2.0) is not None  # a stage of its own
+    assert count_of(problem, 3, 2.5, loose=2.5).path(2.0) is None
+    assert count_of(problem, 3, 2.5, loose=2.5).path(2.2) is not None
+    assert count_of(problem, 2, 2.5, loose=1.0).path(2.4) is None

@@ -52,3 +52,17 @@ def test_draws_in_order_are_joined_if_their_readers_keep_the_order():
     assert clusters == {frozenset("a"), frozenset(("b", "first")), frozenset(("c", "second"))}
     clusters, _, _ = joined(chain_with(*draws, tensors=tensors, order=(("second", "first"),)))
     assert frozenset(("c", "second")) not in clusters  # `first`, and b with it, would come after c
+
+
+def test_a_second_tower_is_no_side_branch():
+    tower = (Node("p", 1.0), Node("q", 8.0))
+    problem = chain_with(*tower, tensors=(Tensor("p", ("q",), 0.5), Tensor("q", ("c",), 0.5)))
+    result = join_side_branches(coarsen(problem), 1.0, most=2.0)
+    members = {frozenset(names) for names in result.clusters.members}
+    assert members == {
+        frozenset("a"),
+        frozenset("b"),
+        frozenset("c"),
+        frozenset(("p", "q")),
+    }  # its begin alone is joined
+    assert [part.gain for part in result.parts] == [0.5]
