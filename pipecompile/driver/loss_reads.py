@@ -27,7 +27,7 @@ from pipecompile.tracing.state.function_state import reads_objects, tensors_near
 from pipecompile.tracing.state.preserved_run import state_tensors
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["refuse_in_list", "refuse_written"]
+__all__ = ["refuse_in_list", "refuse_written", "warn_of_left"]
 
 
 def _written_before_last(specialization: Specialization) -> dict[torch.Tensor, int]:
@@ -84,6 +84,22 @@ _AHEAD = (
 )
 _IN_THREADS = "dispatch='threads'", "dispatch='inline'"
 _IN_TURNS = "a device with several stages", "a device for each stage, as devices=['cpu'] * n_stages"
+
+
+def warn_of_left(specialization: Specialization) -> None:
+    """Warn if a loss of the whole mini-batch may read what stages leave in objects: these are of the last micro-batch."""
+    if specialization.is_loss_tried:
+        return
+    specialization.is_loss_tried = True
+    effects = map(SideEffects.of, specialization.stages)
+    if reads_objects(specialization.options.loss_fn) and any(one.places or one.runs_python for one in effects):
+        warn(_OF_THE_LAST, RecordingWarning)
+
+
+_OF_THE_LAST = (
+    "the loss is that of the whole mini-batch and reads objects beside its arguments: what the forward left there is of the last "
+    "micro-batch alone. Return it from forward"
+)
 
 
 @contextmanager

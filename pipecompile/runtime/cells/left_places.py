@@ -81,9 +81,9 @@ class _Refusing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004 it always raises
         raise InputError(
-            "a tensor that pipe(x) left on the model or in an object has no gradient",
-            why="it is that of the last micro-batch, in the stage that made it",
-            hint="return it from forward; or compute the loss in forward or in loss_fn, and call step",
+            "a tensor that a call of the pipeline left on the model or in an object has no gradient",
+            why="it is that of the last micro-batch alone, and belongs to the stage that made it",
+            hint='return it from forward; or let loss_fn of step read it, with across_batch="each"',
         )
 
 
