@@ -64,3 +64,17 @@ def test_profiled_costs_leave_no_trace() -> None:
     pc.compile(model, 2, devices=["cpu"] * 2, example_args=(x,), n_microbatches=4, cost="profile")
     for name, value in before.items():
         assert torch.equal(model.state_dict()[name], value), name
+
+
+@pytest.mark.filterwarnings("default::pipecompile.RecordingWarning")
+def test_they_are_warned_of_and_cannot_be_deferred() -> None:
+    """They were updated once a micro-batch, without a word."""
+    x, y, options = (
+        torch.randn(8, 6),
+        torch.randint(3, (8,)),
+        {"n_microbatches": 4, "cost": "analytic", "loss_fn": loss},
+    )
+    with pytest.warns(pc.RecordingWarning, match="a BatchNorm layer updates its running statistics once a micro-batch"):
+        pc.compile(scripted(alone=False), 2, **options).step(x, target=y)
+    with pytest.raises(pc.errors.InputError, match="TorchScript cannot be deferred"):
+        pc.compile(scripted(alone=True), 2, batch_norm="deferred", **options).step(x, target=y)
