@@ -50,7 +50,7 @@ class LeftTensors:
     def of(cls, cells: Sequence[Cell | VariantCell]) -> LeftTensors:
         """Return what takes care of the tensors that the stages of these cells leave."""
         last, places = len(cells) - 1, dict[int, LeftPlaces]()
-        if any(one.reads_objects for one in cells[last].all_cells):
+        if any(one.reads_objects for cell in cells[-1:] for one in cell.all_cells):
             leaves = {
                 stage: any(one.places or one.runs_python for one in cell.all_effects)
                 for stage, cell in enumerate(cells)
