@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -55,6 +57,7 @@ def validate_model(model: object) -> nn.Module:
     if isinstance(model, nn.ModuleList):
         raise InputError("the model is a ModuleList, which has no forward", hint="compile(nn.Sequential(*layers), ...)")
     _validate_forward(model)
+    _validate_scripts(model)
     if lazy := [
         name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if isinstance(tensor, _SHAPELESS)
     ]:
@@ -62,6 +65,17 @@ def validate_model(model: object) -> nn.Module:
                          why="lazy layers get their shapes in the first call",
                          hint="call model(*example_args) once before compile")  # fmt: skip
     return model
+
+
+def _validate_scripts(model: nn.Module) -> None:
+    """Raise InputError for a scripted module whose forward sets attributes: they are in TorchScript, where a recording cannot restore them."""
+    scripts = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    for name, module in scripts:
+        graph: Any = module.inlined_graph if hasattr(module, "forward") else None
+        if graph is not None and (found := graph.findAllNodes("prim::SetAttr")):
+            raise InputError(f"the forward of the scripted module {name or type(model).__name__!r} sets the attribute {found[0].s('name')!r}",
+                             why="a recording runs it, and cannot see or restore what is in TorchScript",
+                             hint="a buffer that is written in place, self.h.copy_(...); or the module without torch.jit.script")  # fmt: skip
 
 
 def _validate_forward(model: nn.Module) -> None:

@@ -27,7 +27,7 @@ from pipecompile.tracing.state.function_state import reads_objects, tensors_near
 from pipecompile.tracing.state.preserved_run import state_tensors
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["refuse_in_list", "refuse_written"]
+__all__ = ["refuse_in_list", "refuse_written", "warn_of_left"]
 
 
 def _written_before_last(specialization: Specialization) -> dict[torch.Tensor, int]:
@@ -69,15 +69,36 @@ def refuse_written(specialization: Specialization, read: Collection[int], sample
 
 
 def _warn_of_python(specialization: Specialization) -> None:
-    """Warn if the loss may read what Python of an earlier stage leaves in objects, and threads let that stage run ahead."""
+    """Warn if the loss may read what Python of an earlier stage leaves in objects, and that stage may run ahead."""
     runs_python = any(SideEffects.of(stage).runs_python for stage in specialization.stages[:-1])
-    if specialization.options.dispatch == "threads" and runs_python and reads_objects(specialization.options.loss_fn):
-        warn(_PYTHON_AHEAD, RecordingWarning)
+    threaded, placement = specialization.options.dispatch == "threads", specialization.plan.placement
+    if not (threaded or len({*placement}) < len(placement)) or not runs_python:
+        return
+    if reads_objects(specialization.options.loss_fn):
+        warn(_AHEAD.format(*(_IN_THREADS if threaded else _IN_TURNS)), RecordingWarning)
 
 
-_PYTHON_AHEAD = (
-    "hooks or pieces kept whole run in stages before the last, and the loss reads objects beside its arguments: what they left there may be "
-    "that of another micro-batch, because dispatch='threads' lets these stages run ahead. Try dispatch='inline'; or return it from forward"
+_AHEAD = (
+    "hooks or pieces kept whole run in stages before the last, and the loss reads objects beside its arguments: numbers and lists that they "
+    "left there may be those of another micro-batch, because {} lets these stages run ahead. Try {}; or return them from forward"
+)
+_IN_THREADS = "dispatch='threads'", "dispatch='inline'"
+_IN_TURNS = "a device with several stages", "a device for each stage, as devices=['cpu'] * n_stages"
+
+
+def warn_of_left(specialization: Specialization) -> None:
+    """Warn if a loss of the whole mini-batch may read what stages leave in objects: these are of the last micro-batch."""
+    if specialization.is_loss_tried:
+        return
+    specialization.is_loss_tried = True
+    effects = map(SideEffects.of, specialization.stages)
+    if reads_objects(specialization.options.loss_fn) and any(one.places or one.runs_python for one in effects):
+        warn(_OF_THE_LAST, RecordingWarning)
+
+
+_OF_THE_LAST = (
+    "the loss is that of the whole mini-batch and reads objects beside its arguments: what the forward left there is of the last "
+    "micro-batch alone. Return it from forward"
 )
 
 

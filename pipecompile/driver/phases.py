@@ -35,7 +35,13 @@ from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError, PlanError, TraceError
 from pipecompile.graph.colocation import compute_nodes, note_ties
-from pipecompile.graph.cross_sample import check_batch_first, check_sync_batchnorm, cross_sample_lines, norms_by_node
+from pipecompile.graph.cross_sample import (
+    check_batch_first,
+    check_sync_batchnorm,
+    cross_sample_lines,
+    norms_by_node,
+    scripted_norms,
+)
 from pipecompile.graph.cut_transfer import transfer_cut
 from pipecompile.graph.region_parts import rewritten_state
 from pipecompile.graph.stages import Stage, routes, split
@@ -156,8 +162,9 @@ def check_division(graph: TracedGraph, options: Options, context: CompileContext
         context.warnings.mixed(cross_sample_lines(graph))
     is_rewritten = has_regions(graph.graph.nodes)
     norms = norms_by_node(graph, context.model) if options.batch_norm != "each" or is_rewritten else {}
+    scripted = scripted_norms(graph, options.batch_norm)
     if options.batch_norm is None:
-        context.warnings.normalised(len({id(layer) for layer in norms.values()}))
+        context.warnings.normalised(len({id(layer) for layer in norms.values()}) + scripted)
     if is_rewritten:
         context.warnings.rewritten(rewritten_state(graph, norms if options.batch_norm == "deferred" else ()))
 

@@ -15,6 +15,7 @@ import torch
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.joined_calls import Ran, joined_call
+from pipecompile.driver.loss_reads import warn_of_left
 from pipecompile.runtime.cells.stage_call import loss_function
 from pipecompile.runtime.results import require_gradient, without_backward
 from pipecompile.torch_private import pytree
@@ -34,6 +35,7 @@ def whole_batch_step(
     options, trains = cache.options, cache.options.is_training_now
     with torch.set_grad_enabled(trains):
         output, ran = joined_call(cache, inputs, lambda specialization: specialization.require_loss(target is not None))
+        warn_of_left(cache.latest)
         device = cache.latest.stage_devices[-1]
         placed = pytree.tree_map_only(torch.Tensor, lambda tensor: to_device(tensor, device), target)
         function = loss_function(options.loss_fn, has_aux=options.has_aux)

@@ -19,6 +19,7 @@ from torch import distributed, fx, nn
 
 from pipecompile.errors import InputError
 from pipecompile.torch_private.modules import BatchNorm, NormBase
+from pipecompile.torch_private.operators import batch_norm_operators
 from pipecompile.tracing.emit.call_description import model_path
 from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import facts, value_of
@@ -32,6 +33,7 @@ __all__ = [
     "has_batch_norm",
     "is_synchronized",
     "norms_by_node",
+    "scripted_norms",
     "single_value_norm",
 ]
 
@@ -160,6 +162,21 @@ def norms_by_node(graph: fx.GraphModule, model: nn.Module) -> dict[fx.Node, Norm
             if owner is not None:
                 norms[node] = owner
     return {node: layer for node, layer in norms.items() if not is_synchronized(layer)}
+
+
+def scripted_norms(graph: fx.GraphModule, batch_norm: str | None) -> int:
+    """Return how many calls of TorchScript update running statistics. Raise InputError if they are to be deferred."""
+    calls = [
+        node for node in graph.graph.nodes if node.target in batch_norm_operators and _argument(node, 5, "training")
+    ]
+    if calls and batch_norm == "deferred":
+        raise InputError(
+            "a BatchNorm layer of TorchScript cannot be deferred",
+            where=facts(calls[0]).source,
+            why="it runs as a kernel that writes its running statistics, and not as a layer",
+            hint="batch_norm='each', or the module without torch.jit.script",
+        )
+    return len(calls)
 
 
 def _argument(node: fx.Node, place: int, name: str) -> Any:

@@ -22,6 +22,7 @@ import torch
 from pipecompile.batching.merging import ungather
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import InputError
+from pipecompile.runtime.cells.left_places import gradients_refused
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.results import Outputs, input_gradients
@@ -130,7 +131,8 @@ class _PipelinedCall(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
             frame = call.frame = call.begin()
-            call.executable.run(call.executable.halves[0], frame)
+            with gradients_refused(call.executable.left_places):
+                call.executable.run(call.executable.halves[0], frame)
         call.executable.norms.settle()
         results = call.results(frame)
         constant = call.constants(frame, results)

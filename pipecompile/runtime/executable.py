@@ -15,6 +15,7 @@ from torch import fx
 from pipecompile.ir import HOST, UNTRAINED, Instruction, Kind, Op, Program
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
+from pipecompile.runtime.cells.left_places import LeftPlaces
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
@@ -87,6 +88,12 @@ class Executable:
         return stages if threaded or forwards != sorted(forwards) else ()
 
     @cached_property
+    def left_places(self) -> tuple[LeftPlaces, ...]:
+        """The places in which stages may leave tensors on objects."""
+        effects = (cell.all_effects for cell in self.cells)
+        return tuple(LeftPlaces(each) for each in effects if any(one.places or one.runs_python for one in each))
+
+    @cached_property
     def inline(self) -> Code:
         """The code for one thread."""
         return self._bound(threaded=False)
@@ -142,7 +149,7 @@ class Executable:
             self.norms.settle()
         if (self.threaded if threaded else self.inline).streams is not None:
             frame.registers = [None] * len(frame.registers)  # of receive buffers; the next run waits before it copies
-        frame.arrivals, frame.departures, frame.recordings = {}, {}, ()
+        frame.arrivals, frame.departures, frame.recordings, frame.left = {}, {}, (), {}
         self._idle[threaded].append(frame)
 
     @cached_property

@@ -24,6 +24,7 @@ from pipecompile.ir.slices import in_slices
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
+from pipecompile.runtime.cells.left_tensors import LeftTensors
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, kept_apart, recompute_cell
 from pipecompile.runtime.cells.sliced import SliceRun, slice_run, sliced_backward, sliced_forward
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
@@ -104,6 +105,7 @@ class CodeBuilder:
         self.divided: dict[int, DividedBackward] = {}
         actions = (instruction.action for row in program.rows for instruction in row)
         self.recomputes = any(action is not None and action.kind is Kind.RECOMPUTE for action in actions)
+        self.left = LeftTensors.of(cells)
         self.log = ChangeLog() if self.recomputes else None
         self.recomputes = self.recomputes or any(effects.redraws for cell in cells for effects in cell.all_effects)
 
@@ -211,16 +213,17 @@ class CodeBuilder:
         """Return the function of an F or an R."""
         cell = self.cells[action.stage]
         if not isinstance(cell, VariantCell):
-            return self.forward_of(cell, action, registers, device)
+            return self.left.forward(self.forward_of(cell, action, registers, device), action.stage)
         variants = cell.variants
-        return chosen_run(action.microbatch, lambda n: self.forward_of(variants[n], action, registers, device))
+        chosen = chosen_run(action.microbatch, lambda n: self.forward_of(variants[n], action, registers, device))
+        return self.left.forward(chosen, action.stage)
 
     def forward_of(self, cell: Cell, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of an F or an R of one cell."""
         s, m = action.stage, action.microbatch
         is_offloaded = offloaded(s, m).name in registers.writes
         saved_state, recipe_name = (offloaded if is_offloaded else saved)(s, m), recipe(s, m).name
-        function = cell.code.for_slot(registers.slot_of(saved_state), stays=not is_offloaded)
+        function = self.left.around(cell.code.for_slot(registers.slot_of(saved_state), stays=not is_offloaded), s, m)
         plain = StageRun(function, m if cell.is_sized else None, cell.effects, device, self.log)
         stage = slice_run(cell.slices, registers, keys_values(s, m).name, plain)
         inputs = [registers.reads[name] for name in cell.inputs]
@@ -252,8 +255,10 @@ class CodeBuilder:
         if own := registers.all_of(keys_values(s, m).name):
             return then_add(sliced_backward(saved_state, gradients, sent, own[-1], unshared_places(cell)), added)
         if action.kind is Kind.BACKWARD or self.joins:
-            return then_add(backward_cell(saved_state, gradients, sent, unshared_places(cell)), added)
-        return then_add(input_cell(saved_state, gradients, sent, registers.writes[remainder], divided), added)
+            run = backward_cell(saved_state, gradients, sent, unshared_places(cell))
+        else:
+            run = input_cell(saved_state, gradients, sent, registers.writes[remainder], divided)
+        return then_add(self.left.backward(run, s, m, saved_state), added)
 
     # -- transfers ------------------------------------------------------------------------------------------------
 

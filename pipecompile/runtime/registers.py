@@ -29,6 +29,7 @@ class Frame:
                   the times of cells are
     recordings    number of the recording of each micro-batch, where a program serves several
     host_buffers  register ──► memory of the host for what forwards saved, kept for the next run
+    left          (stage, micro-batch) ──► the tensors that its forward has left on objects (cells/left_tensors.py)
     """
 
     registers: list[Any]
@@ -40,6 +41,7 @@ class Frame:
     events: dict[Any, Any] = field(default_factory=dict)
     recordings: tuple[int, ...] = ()
     host_buffers: dict[int, Any] = field(default_factory=dict)
+    left: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Let go of all values, in the very containers, which a traceback may hold. The frame cannot be used again."""
@@ -50,6 +52,7 @@ class Frame:
             self.arrivals,
             self.departures,
             self.host_buffers,
+            self.left,
         ):
             container.clear()
 

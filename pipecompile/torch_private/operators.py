@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator  # 2.11; an operator that takes functions, as `torch.cond` does
 
-__all__ = ["HigherOrderOperator", "name_of", "schema_of", "symbolic_function", "torch_assert"]
+__all__ = ["HigherOrderOperator", "batch_norm_operators", "name_of", "schema_of", "symbolic_function", "torch_assert"]
 
 schema_of: Callable[[Any], Any] = attrgetter("_schema")
 """Return the schema of an overload: its arguments, and which of them it writes. 2.11."""
@@ -19,6 +19,18 @@ name_of: Callable[[Any], str] = attrgetter("_name")
 
 torch_assert = torch._assert
 """`torch._assert`, which models call to check shapes. 2.11."""
+
+
+_BATCH_NORMS = (
+    torch.ops.aten.native_batch_norm,
+    torch.ops.aten._native_batch_norm_legit,
+    torch.ops.aten.cudnn_batch_norm,
+    torch.ops.aten.miopen_batch_norm,
+)
+
+batch_norm_operators: tuple[Any, ...] = (*_BATCH_NORMS, *(packet.default for packet in _BATCH_NORMS))
+"""The kernels of batch norm, which write running statistics without new versions; input, weight, bias, mean, variance and flag are first.
+TorchScript calls them, and not `torch.batch_norm`. 2.11."""
 
 
 def symbolic_function(name: str) -> Callable[[Any], Any] | None:

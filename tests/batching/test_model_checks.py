@@ -53,3 +53,23 @@ class Yields(nn.Linear):
 def test_a_forward_that_computes_nothing_when_it_is_called_is_refused(model: type[nn.Module], words: str) -> None:
     with pytest.raises(InputError, match=rf"(?s)forward of {model.__name__} is {words}.*test_model_checks.py:\d+"):
         pc.compile(model(2, 2), 1, example_args=(torch.ones(4, 2),))
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = nn.BatchNorm1d(2), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.norm(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_a_scripted_module_that_sets_attributes_is_refused_with_its_name() -> None:
+    """A recording left tensors without values in it, and its counter was not advanced."""
+    model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(Counts()))
+    with pytest.raises(InputError, match="the scripted module '1' sets the attribute 'calls'"):
+        validate_model(model)
+    plain = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.BatchNorm1d(2)))
+    assert validate_model(plain) is plain

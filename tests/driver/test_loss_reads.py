@@ -62,8 +62,9 @@ def piped(model: nn.Module, x: Tensor, loss, **options) -> pc.Pipeline:
         "cost": "analytic",
         "split_before": ["last"],
         "pin": {"centre": 0},
+        "devices": ["cpu"] * 2,
     } | options
-    return pc.compile(model, 2, example_args=(x,), loss_fn=loss, devices=["cpu"] * 2, **usual)
+    return pc.compile(model, 2, example_args=(x,), loss_fn=loss, **usual)
 
 
 @pytest.mark.parametrize("loss_reduction", ["mean", "sum"])
@@ -257,3 +258,12 @@ def test_a_loss_that_may_read_what_hooks_of_earlier_stages_left_is_warned_of_in_
         warnings.simplefilter("always")
         pipe.step(x, target=y)
     assert any("lets these stages run ahead" in str(one.message) for one in caught) is is_warned
+
+
+def test_a_device_with_several_stages_runs_ahead_as_threads_do():
+    """The loss read numbers and lists of another micro-batch, without a word."""
+    model, x, y = Scaled(), torch.randn(8, 4), torch.randn(8, 2)
+    model.first.register_forward_hook(leave(FEATURES))
+    pipe = piped(model, x, reads_features, pin={}, schedule="gpipe", devices=["cpu"])
+    with pytest.warns(pc.RecordingWarning, match="a device with several stages lets these stages run ahead"):
+        pipe.step(x, target=y)

@@ -189,3 +189,24 @@ def test_a_softmax_over_the_batch_before_the_output_is_told_with_its_line() -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         known.step(rows(), target=rows())
+
+
+class Leaving(Body):
+    """Leaves what it computes on itself."""
+
+    left: Any = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.left = self.layers[0](x)
+        return self.layers[1:](self.left)
+
+
+def test_a_loss_that_may_read_what_the_last_micro_batch_left_is_warned_of() -> None:
+    """Its value was computed with the last micro-batch's, without a word; a gradient through that is refused."""
+    model = Leaving().double()
+    pipe = compiled(model, rows(), loss_fn=lambda y, other: contrastive(y, other) + model.left.detach().square().mean())
+    with pytest.warns(RecordingWarning, match="of the last micro-batch alone"):
+        pipe.step(rows(), target=rows())
+    trained = compiled(model, rows(), loss_fn=lambda y, other: contrastive(y, other) + model.left.square().mean())
+    with pytest.warns(RecordingWarning, match="alone"), pytest.raises(InputError, match="has no gradient"):
+        trained.step(rows(), target=rows())

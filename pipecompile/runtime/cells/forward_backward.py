@@ -18,6 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecompile.runtime.cells.divided_backward import DividedBackward
+from pipecompile.runtime.cells.left_gradients import LeftGradients
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate, hooks_registered, other_users
 from pipecompile.torch_private.modes import is_any_autocast_enabled
@@ -57,11 +58,13 @@ class SavedGraph:
     leaves       per input, its leaf; None if the input requires no gradient
     edges        per output, where its gradient enters the graph; None if the output has no gradient
     has_hooks    the stage registered a hook on a tensor or a node while it ran
+    left         the gradients of tensors that stages left on objects, if any (left_tensors.py)
     """
 
     leaves: list[torch.Tensor | None]
     edges: list[GradientEdge | None]
     has_hooks: bool
+    left: LeftGradients | None = None
 
 
 def forward_cell(
@@ -173,8 +176,13 @@ def input_cell(
         roots, root_gradients = roots_of(registers, graph, gradients)
         places = [place for place, leaf in enumerate(graph.leaves) if leaf is not None]
         leaves = [leaf for leaf in graph.leaves if leaf is not None]
-        found, registers[remainder] = divided.input_half(leaves, roots, root_gradients, has_hooks=graph.has_hooks)
-        gradient_of = dict(zip(places, found, strict=True))
+        others = [] if graph.left is None else graph.left.leaves
+        found, registers[remainder] = divided.input_half(
+            [*leaves, *others], roots, root_gradients, has_hooks=graph.has_hooks
+        )
+        for leaf, gradient in zip(others, found[len(leaves) :], strict=True):
+            leaf.grad = gradient
+        gradient_of = dict(zip(places, found, strict=False))
         for index, place in sent:
             registers[index] = _own(gradient_of.get(place), root_gradients)
 
@@ -230,6 +238,9 @@ def roots_of(
         if edge is not None and gradient is not None:
             roots.append(edge)
             root_gradients.append(gradient)
+    for edge, gradient in () if graph.left is None else graph.left.roots():
+        roots.append(edge)
+        root_gradients.append(gradient)
     return roots, root_gradients
 
 

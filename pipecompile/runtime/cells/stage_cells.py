@@ -17,6 +17,7 @@ from pipecompile.runtime.cells.sliced import SliceState
 from pipecompile.runtime.cells.stage_call import LossCode, StageCode, with_loss
 from pipecompile.runtime.results import Outputs
 from pipecompile.tracing.reachable_code import is_foreign
+from pipecompile.tracing.state.function_state import reads_objects
 
 __all__ = ["Cell", "CellCode", "loss_cells", "plain_cells", "unshared_places"]
 
@@ -40,7 +41,8 @@ class Cell:
 
     `code` maps `inputs`, and the number of samples if `is_sized`, to the tuple of `outputs`. `parameters` are the ids of
     the stage's parameters. `unshared` are inputs whose gradients are always in memory of their own. `module` is that of the stage. `slices` is
-    what its attentions and positions read while it runs on a slice; None if micro-batches are whole.
+    what its attentions and positions read while it runs on a slice; None if micro-batches are whole. `reads_objects`: it has a loss that
+    reads objects beside its arguments.
     """
 
     code: CellCode
@@ -52,6 +54,12 @@ class Cell:
     unshared: frozenset[str] = frozenset()
     module: nn.Module = field(default_factory=nn.Module)
     slices: SliceState | None = None
+    reads_objects: bool = False
+
+    @property
+    def all_cells(self) -> tuple[Cell, ...]:
+        """The cell, as those of a stage with several recordings."""
+        return (self,)
 
     @property
     def all_effects(self) -> tuple[SideEffects, ...]:
@@ -126,6 +134,7 @@ def loss_cells(
         is_sized=True,
         effects=replace(last.effects, written_inputs=written, holders=(*last.effects.holders, *_holder(loss_fn))),
         unshared=last.unshared - set(outputs.names),
+        reads_objects=reads_objects(loss_fn),
     )
     return [*others, cell]
 

@@ -41,6 +41,11 @@ class VariantCell:
         return self
 
     @property
+    def all_cells(self) -> tuple[Cell, ...]:
+        """The cells of the recordings."""
+        return tuple(self.variants.values())
+
+    @property
     def all_effects(self) -> tuple[SideEffects, ...]:
         """The side effects of the stage in each recording."""
         return tuple(cell.effects for cell in self.variants.values())

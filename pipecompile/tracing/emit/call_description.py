@@ -26,6 +26,7 @@ from torch import fx, nn
 from pipecompile.errors import TraceError
 from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private.modes import set_grad_enabled
+from pipecompile.torch_private.operators import batch_norm_operators
 from pipecompile.tracing.user_source import caller, is_foreign
 
 __all__ = [
@@ -206,8 +207,9 @@ _STATISTICS: dict[Any, tuple[int, str, bool]] = {
     F.instance_norm: (1, "use_input_stats", True),
     torch.batch_norm: (3, "training", False),
     torch.instance_norm: (3, "use_input_stats", True),
+    **dict.fromkeys(batch_norm_operators, (3, "training", False)),
 }
-"""Per function: the position of the running mean, before the variance; the name of the flag, argument 5 in all four, and its default."""
+"""Per function: the position of the running mean, before the variance; the name of the flag, argument 5 in all of them, and its default."""
 
 
 _OF_LAYOUT = frozenset([torch.Tensor.is_contiguous, torch.Tensor.stride])

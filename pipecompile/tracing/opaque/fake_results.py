@@ -30,7 +30,9 @@ def fake_result(
     returns the fake tensor of a tensor of the model.
     """
     symbol.data_sizes.n_calls += 1
-    expected = ExpectedResult(spec.structure, (), samples or 1, tuple(spec.call.work), spec.call.saved_bytes)
+    expected = ExpectedResult(
+        spec.structure, (), samples or 1, tuple(spec.call.work), spec.call.saved_bytes, left=spec.call.left
+    )
     leaves, expected_leaves = [], []
     for leaf in spec.leaves:
         if leaf.example is None:

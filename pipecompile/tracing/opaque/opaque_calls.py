@@ -51,6 +51,10 @@ class OpaqueCall:
     held: tuple[torch.Tensor, ...]
     draws_random: bool
 
+    def returned(self) -> Any:
+        """Return what the model's Python gets. It finds what the call leaves in attributes."""
+        return self.module.expected_results[-1].left.separated(self.module.owner[0], self.result)
+
     def spelling(self, args: tuple[Any, ...]) -> NodeCall:
         """Return opcode, target and arguments of the node."""
         return "call_module", self.target, (self.number, self.size, *args)

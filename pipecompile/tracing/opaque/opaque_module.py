@@ -21,6 +21,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import detect_fake_mode
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.tracing.model_pieces import Piece
+from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, LeftAttributes
 from pipecompile.tracing.opaque.unread_parts import UnreadPart, leaves_in
 from pipecompile.tracing.opaque.watched_state import WatchedState
 from pipecompile.tracing.state.change_log import writes_noted
@@ -51,6 +52,7 @@ class ExpectedResult:
     saved_bytes         bytes that autograd saves for the backward
     data_sizes          symbols of the sizes that the data decide; `hints` has their sizes in the first trial run
     conditions          what the recording assumed about these sizes
+    left                attributes that the call leaves, which the result has too
     """
 
     structure: pytree.TreeSpec
@@ -61,6 +63,7 @@ class ExpectedResult:
     data_sizes: set[sympy.Symbol] = field(default_factory=set)
     conditions: tuple[sympy.Basic, ...] = ()
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
+    left: LeftAttributes = NOTHING_LEFT
 
 
 class OpaqueModule(nn.Module):
@@ -99,7 +102,7 @@ class OpaqueModule(nn.Module):
         if detect_fake_mode() is not None:
             return self._fake_result(expected, size, args, kwargs)
         versions = self.watched.versions()
-        result = self.run(*args, **kwargs)
+        result = expected.left.joined(self.owner[0], self.run(*args, **kwargs))
         self._check(expected, size, result)
         if written := self.watched.written_since(versions):
             what = (

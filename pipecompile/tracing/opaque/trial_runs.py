@@ -25,6 +25,7 @@ from pipecompile.torch_private.storages import footprint, version_of
 from pipecompile.tracing.interception.randomness import draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
+from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, AttributeWatch, LeftAttributes
 from pipecompile.tracing.opaque.named_tensors import named_by
 from pipecompile.tracing.opaque.saved_bytes import SavedBytes, memory_key
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
@@ -70,6 +71,7 @@ class TrialCall:
     draws_random            it drew random numbers
     changes_containers      it changed a list, a dict or an object among its arguments
     block                   the call of a block
+    left                    attributes that the call leaves, which the result has too
     """
 
     structure: pytree.TreeSpec
@@ -83,6 +85,7 @@ class TrialCall:
     draws_random: bool = False
     changes_containers: bool = False
     block: BlockCall | None = None
+    left: LeftAttributes = NOTHING_LEFT
 
     @property
     def state(self) -> tuple[torch.Tensor, ...]:
@@ -118,8 +121,12 @@ def _contexts(
     def handle(piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kernels.observer is not None:
             return run(*args, **kwargs)  # inside another piece, of whose call this is a part: it is not recorded
+        owner = model.get_submodule(piece.path)
+        watch = AttributeWatch(model, owner) if piece.is_part else None
         with kernels.observing(piece, (args, kwargs)) as observer:
-            result = observer.result = run(*args, **kwargs)
+            result = run(*args, **kwargs)
+        observer.left = watch.left() if watch is not None else NOTHING_LEFT
+        observer.result = observer.left.joined(owner, result)
         if isinstance(run, BlockCall):
             values = flatten_containers((run.values, run.fixed))[0]
             calls[piece].append((observer.block_call(run), values))
@@ -200,7 +207,7 @@ class _CallObserver:
     """Notes of one call. Tensors are told apart by the key of their memory."""
 
     def __init__(self, kernels: _KernelMode, piece: Piece, arguments: Any) -> None:
-        self.model, self.piece, self.result = kernels.model, piece, cast(Any, None)
+        self.model, self.piece, self.result, self.left = kernels.model, piece, cast(Any, None), NOTHING_LEFT
         owner = kernels.model.get_submodule(piece.path)
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         self.state = {memory_key(t): t for t in (*kernels.model.parameters(), *kernels.model.buffers())}
@@ -256,6 +263,7 @@ class _CallObserver:
         return TrialCall(
             structure, returned, tuple(written), tuple(used), trained, self._reads_foreign_tensors(), self.work,
             sum(self.saved.sizes.values()), self.draws_random or bool(self.states.changed()), is_changed,
+            left=self.left,
         )  # fmt: skip
 
     def _reads_foreign_tensors(self) -> bool:

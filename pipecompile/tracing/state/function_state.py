@@ -72,9 +72,19 @@ def tensors_near(function: Callable[..., Any] | None) -> set[int]:
 
 
 def reads_objects(function: Callable[..., Any] | None) -> bool:
-    """Return whether a function names or closes over containers or objects of the user's, such as a model or a dict of features."""
-    others = [one for one in _reached(function)[0] if one is not function] if function is not None else []
+    """Return whether a function names, closes over, is or is a method of containers or objects of the user's, such as a model."""
+    if function is None:
+        return False
+    others = [one for one in _reached(function)[0] if not isinstance(one, (FunctionType, MethodType, partial))]
+    others += [part for part in _bound_to(function) if _is_users(part)]
     return any(type(one).__module__.partition(".")[0] != "torch" for one in others)
+
+
+def _bound_to(function: Any) -> tuple[Any, ...]:
+    """Return the object of a method, or what a partial binds."""
+    if isinstance(function, partial):
+        return (*function.args, *function.keywords.values(), *_bound_to(function.func))
+    return (function.__self__,) if isinstance(function, MethodType) else ()
 
 
 @contextmanager

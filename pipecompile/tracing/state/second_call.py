@@ -22,7 +22,7 @@ from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes
-from pipecompile.tracing.fakes.lifted_numbers import examples
+from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber, examples
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import Role, facts
 from pipecompile.tracing.recomputed_region import RecomputedRegion
@@ -145,7 +145,8 @@ def _later_changes(
         return _record_again(recording, inputs, kept)
     if not all(adds_a_constant(one.value) for one in later):
         raise CarriedStateError(changes, model)
-    warn_of_decisions(comparisons, model)
+    if any(isinstance(one.value, LiftedNumber) for one in later):  # a length that only grows is no counter
+        warn_of_decisions(comparisons, model)
     return [replace(one, value=examples(one.value)) for one in later]
 
 
@@ -205,9 +206,11 @@ def _record_changes(
 ) -> list[StateChange]:
     """Record a node for each change that a run does not make anyway, and return the changes that no node makes.
 
-    Flags go with the others: a model that installs hooks and notes that they are there must not have the note alone.
+    Flags go with the others: a model that installs hooks, or makes a table, and notes that they are there must not have the note alone.
     """
     effects = [(change, _effect(change, later, recording.values, constants)) for change in changes]
+    made = {change.place.owner for change, effect in effects if effect is _MADE_ANYWAY}
+    effects = [one for one in effects if not (one[0].place.owner in made and _is_note(one[0], later))]
     lost = [change for change, effect in effects if effect is None]
     lost += [one for one in later if not one.tensors and not any(map(one.is_at, changes))]
     for change, effect in effects:
@@ -219,8 +222,13 @@ def _record_changes(
             is_constant = change.tensors and _is_constant(change, recording.values, constants)
             if not is_constant or any(map(change.is_at, later)):
                 recording.leftovers.note_written(change)  # of a table that is made once, guards see that it is there
-            recording.write_effect(effect, () if change.is_count else (change.value,))
+            recording.write_effect(effect, () if effect.place.is_count else (change.value,))
     return lost
+
+
+def _is_note(change: StateChange, later: Sequence[StateChange]) -> bool:
+    """Return whether a change is a flag or number that the second call leaves as it is, such as the length of a table."""
+    return change.key is not None and not change.tensors and not any(map(change.is_at, later))
 
 
 def _effect(change: StateChange, later: Sequence[StateChange], values: ValueNodes, constants: set[fx.Node]) -> Any:

@@ -88,13 +88,13 @@ def contents_restored(places: Iterable[Place]) -> Iterator[None]:
 
 def tensors_of(*roots: Any, most: int | None = None) -> list[torch.Tensor]:
     """Return every tensor reachable from a model or other objects, in a table or anywhere else, each once. For `most` see `places_of`; of a
-    module that is reached, all parameters and buffers are returned.
+    module that is reached, all parameters and buffers are returned, also those of scripted modules, whose tables are in TorchScript.
     """
     tensors, searched = dict[int, torch.Tensor](), set[int]()
     for item in (*roots, *held_values(places_of(*roots, most=most, deep=True))):
         if isinstance(item, torch.Tensor):
             tensors[id(item)] = item
-        elif isinstance(item, nn.Module) and most is not None and id(item) not in searched:
+        elif isinstance(item, nn.Module) and id(item) not in searched:
             searched |= {id(module) for module in item.modules()}
             tensors |= {id(tensor): tensor for tensor in (*item.parameters(), *item.buffers())}
     return list(tensors.values())

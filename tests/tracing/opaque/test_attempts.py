@@ -525,21 +525,21 @@ def test_a_part_that_reads_the_version_of_a_weight_is_kept_whole():
 
 
 class LeavesAux(nn.Module):
-    """Kept whole, because it branches on a value; leaves a loss on itself that the model around it reads."""
+    """Kept whole, because it branches on a value; leaves a number on itself that the model around it reads."""
 
-    def __init__(self, aux: torch.Tensor | None) -> None:
+    def __init__(self, aux: float | None) -> None:
         super().__init__()
         self.layer, self.aux = nn.Linear(4, 4), aux
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.sum() > 1e9:
             x = x + 1
-        self.aux = x.square().mean()
+        self.aux = x.square().mean().item()
         return self.layer(x)
 
 
 class ReadsAux(nn.Module):
-    def __init__(self, aux: torch.Tensor | None) -> None:
+    def __init__(self, aux: float | None) -> None:
         super().__init__()
         self.first, self.experts = nn.Linear(4, 4), LeavesAux(aux)
 
@@ -548,8 +548,8 @@ class ReadsAux(nn.Module):
         return made + self.experts.aux * 1.0
 
 
-@pytest.mark.parametrize("aux", [None, torch.zeros(())], ids=["none", "zero"])
-def test_a_read_of_what_a_kept_part_leaves_is_refused_with_its_name(aux):
+@pytest.mark.parametrize("aux", [None, 0.0], ids=["none", "zero"])
+def test_a_read_of_a_number_that_a_kept_part_leaves_is_refused_with_its_name(aux):
     x = torch.randn(8, 4)
 
     with pytest.raises(pc.PipecompileError, match=r"experts.* kept whole") as caught:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.tracing.state.function_state import function_restored, tensors_near
+from pipecompile.tracing.state.function_state import function_restored, reads_objects, tensors_near
 
 
 class Criterion(nn.Module):
@@ -111,3 +111,20 @@ def test_all_tensors_of_a_large_model_near_a_loss_are_restored() -> None:
         loss(torch.ones(1), torch.zeros(1))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert {id(tensor) for tensor in model.buffers()} <= tensors_near(loss)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("loss", "reads"),
+    [
+        (Criterion().forward, True),
+        (Criterion(), True),
+        (partial(lambda y, t, criterion: criterion(y, t), criterion=Criterion()), True),
+        (nn.MSELoss(), False),
+        (nn.MSELoss().forward, False),
+        (F.mse_loss, False),
+        (partial(F.cross_entropy, label_smoothing=0.1), False),
+    ],
+)
+def test_the_object_of_a_method_and_what_a_partial_binds_are_read(loss: Callable[..., Any], reads: bool) -> None:
+    assert reads_objects(loss) is reads

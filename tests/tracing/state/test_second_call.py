@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -167,3 +168,49 @@ def test_a_constant_that_replaces_another_is_left_on_the_model(kind: str) -> Non
     for mine, theirs in ((model.one, eager.one), *zip(model.rows, eager.rows, strict=True)):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
     assert pipe._cache.traces <= 2
+
+
+class Rotary(nn.Module):
+    """Makes its tables again for a greater length, and notes the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.longest, self.table = nn.Linear(4, 4), 0, None
+
+    def forward(self, x):
+        if x.size(1) > self.longest:
+            self.table, self.longest = torch.arange(x.size(1)).float().cos()[:, None], x.size(1)
+        return self.inner(x) * self.table[: x.size(1)]
+
+
+def test_the_length_of_a_table_that_is_not_left_is_not_left_either():
+    """The length was written alone, by a node without a value: the first step failed."""
+    model = nn.Sequential(nn.Linear(4, 4), Rotary(), nn.Linear(4, 4))
+    twin = copy.deepcopy(model)
+    pipe = pc.compile(model, 2, devices=["cpu"] * 2, n_microbatches=2, cost="analytic")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for length in (3, 5, 4):
+            x = torch.randn(4, length, 4)
+            assert torch.equal(pipe(x), torch.cat([twin(part) for part in x.chunk(2)]))
+    assert (model[1].longest, model[1].table) == (0, None)
+    assert torch.equal(model(x), twin(x))
+
+
+class Noted(nn.Module):
+    """Notes a number once, with no table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.width = nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        if not self.width:
+            self.width = x.size(-1)
+        return self.inner(x)
+
+
+def test_a_number_that_is_noted_once_is_left():
+    model = nn.Sequential(nn.Linear(4, 4), Noted())
+    pc.compile(model, 2, devices=["cpu"] * 2, n_microbatches=2, cost="analytic")(torch.randn(4, 4))
+    assert model[1].width == 4

@@ -1,0 +1,42 @@
+"""The gradients of tensors that stages left on objects and the loss has read (left_tensors.py), as the backward of a cell gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+__all__ = ["LeftGradients", "LeftTensor"]
+
+
+@dataclass(slots=True)
+class LeftTensor:
+    """A tensor that a forward has left: a reference to it, its values, where its gradient enters, and the leaf that the loss reads."""
+
+    tensor: Callable[[], torch.Tensor | None]
+    values: torch.Tensor
+    edge: GradientEdge | None
+    leaf: torch.Tensor | None = None
+
+    def shown(self) -> torch.Tensor:
+        """Return what the loss reads in place of the tensor: a view of a new leaf if it has a gradient, as of the inputs of stages."""
+        if self.edge is None or not torch.is_grad_enabled():
+            return self.values
+        self.leaf = self.values.detach().requires_grad_()
+        return self.leaf.view_as(self.leaf)
+
+
+@dataclass(slots=True)
+class LeftGradients:
+    """Tensors at which the backward of a stage begins, and leaves whose gradients the backward of the last stage finds."""
+
+    left: list[LeftTensor] = field(default_factory=list)
+    leaves: list[torch.Tensor] = field(default_factory=list)
+
+    def roots(self) -> Iterator[tuple[GradientEdge, torch.Tensor]]:
+        """Yield the edges of the tensors that the loss has read, with their gradients."""
+        for one in self.left:
+            if one.edge is not None and one.leaf is not None and one.leaf.grad is not None:
+                yield one.edge, one.leaf.grad.to(one.values.device)

@@ -1,0 +1,131 @@
+"""The places in which a stage may leave tensors: where its effect nodes write, and the objects near its hooks and pieces kept whole."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import CellType
+from typing import Any
+
+import torch
+
+from pipecompile.errors import InputError
+from pipecompile.runtime.cells.side_effects import SideEffects
+from pipecompile.tracing.state.change_log import StateHolders
+from pipecompile.tracing.state.effect_places import EffectPlace
+from pipecompile.tracing.state.hidden_containers import Slots, identity
+from pipecompile.tracing.state.snapshot import content_of, places_of, set_content
+
+__all__ = ["LeftPlaces", "exchanged", "gradients_refused"]
+
+Tensors = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
+"""Id of a tensor to the tensor and the one that takes its place."""
+
+
+class LeftPlaces:
+    """The places of one stage, in all its recordings."""
+
+    def __init__(self, effects: Sequence[SideEffects]) -> None:
+        self._places: tuple[EffectPlace, ...] = tuple(place for one in effects for place in one.places)
+        self._holders = StateHolders(tuple(holder for one in effects for holder in one.holders))
+
+    def containers(self) -> list[Any]:
+        """Return the containers, each once, in an order that does not depend on their contents."""
+        found = [place.container for place in self._places]
+        held = [value for place in self._places for value in _parts(place.now())]
+        found += [place.container for place in places_of(*held, deep=True)] if held else []
+        found += [container for container, _ in self._holders.contents()]
+        return list({identity(one): one for one in found}.values())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors in the containers, each once. Parameters are no tensors that a forward leaves."""
+        values = (value for container in self.containers() for value in _values(container))
+        found = {id(one): one for value in values for one in _tensors(value)}
+        return [one for one in found.values() if not isinstance(one, torch.nn.Parameter)]
+
+
+@contextmanager
+def exchanged(places: Sequence[LeftPlaces], instead: Tensors) -> Iterator[None]:
+    """Put other tensors in the place of some for the length of the block, and these again where the others are at its end."""
+    if not instead:
+        yield
+        return
+    containers = {identity(one): one for place in places for one in place.containers()}
+    _exchange(list(containers.values()), instead)
+    try:
+        yield
+    finally:
+        containers |= {identity(one): one for place in places for one in place.containers()}
+        _exchange(list(containers.values()), {id(new): (new, old) for old, new in instead.values()})
+
+
+@contextmanager
+def gradients_refused(places: Sequence[LeftPlaces]) -> Iterator[None]:
+    """Let tensors with a gradient that the block leaves refuse a backward: it would go through the graph of a stage on one micro-batch."""
+    before = {id(one): one for place in places for one in place.tensors()}
+    yield
+    new = [one for place in places for one in place.tensors() if id(one) not in before and one.requires_grad]
+    trigger = torch.empty(0, requires_grad=True)
+    instead = {id(one): (one, _Refusing.apply(trigger, one.detach())) for one in new}
+    _exchange([one for place in places for one in place.containers()] if instead else [], instead)
+
+
+class _Refusing(torch.autograd.Function):
+    """The identity, without a backward."""
+
+    @staticmethod
+    def forward(ctx: Any, trigger: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 the trigger has the gradient
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004 it always raises
+        raise InputError(
+            "a tensor that a call of the pipeline left on the model or in an object has no gradient",
+            why="it is that of the last micro-batch alone, and belongs to the stage that made it",
+            hint='return it from forward; or let loss_fn of step read it, with across_batch="each"',
+        )
+
+
+def _exchange(containers: Sequence[Any], instead: Tensors) -> None:
+    for container in containers:
+        if isinstance(container, (dict, list, deque)):
+            pairs = list(container.items() if isinstance(container, dict) else enumerate(container))
+            for key, value in pairs:
+                if (new := _mapped(value, instead)) is not value:
+                    container[key] = new
+        elif isinstance(container, (CellType, Slots)):
+            pairs = [(key, _mapped(value, instead)) for key, value in content_of(container)]
+            set_content(container, pairs)
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return a value that may have containers in it, in a list; none for a tensor."""
+    return [] if isinstance(value, torch.Tensor) else [value]
+
+
+def _values(container: Any) -> Iterator[Any]:
+    """Yield the values in a container."""
+    if isinstance(container, (dict, CellType, Slots)):
+        yield from (value for _, value in content_of(container))
+    elif isinstance(container, (list, deque, set)):
+        yield from content_of(container)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield a tensor, or those of a tuple."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _mapped(value: Any, instead: Tensors) -> Any:
+    """Return a value with other tensors; the value itself if it has none of them."""
+    if isinstance(value, torch.Tensor):
+        return instead[id(value)][1] if id(value) in instead else value
+    if type(value) is tuple:
+        parts = tuple(_mapped(one, instead) for one in value)
+        return value if all(new is old for new, old in zip(parts, value, strict=True)) else parts
+    return value

@@ -1,0 +1,138 @@
+"""Tensors that a piece kept whole leaves in attributes, read by the code around it: they are results of its call."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import pipecompile as pc
+from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, AttributeWatch, LeftAttributes
+from tests.support.eager import accumulate
+
+pytestmark = [pytest.mark.smoke, pytest.mark.filterwarnings("ignore::pipecompile.RecordingWarning")]
+
+
+class Experts(nn.Module):
+    """A mixture of experts, kept whole, which leaves losses of balance in a tensor, a dict and a list."""
+
+    def __init__(self, before: Any = None) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 3, bias=False), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.aux, self.losses, self.gates = before, {}, []
+        self.unread: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gates = self.gate(x).softmax(-1)
+        weight, chosen = gates.max(-1)
+        made = torch.zeros_like(x)
+        for number, count in enumerate(torch.bincount(chosen, minlength=3).tolist()):
+            if count:
+                rows = (chosen == number).nonzero().squeeze(1)
+                made = made.index_add(0, rows, self.experts[number](x[rows]) * weight[rows, None])
+        self.aux = gates.mean(0).square().sum()
+        self.losses = {"z": self.gate(x).logsumexp(-1).square().mean(), "kind": "z"}
+        self.gates = [gates]
+        self.unread = gates
+        return x + made
+
+
+class Root(nn.Module):
+    """Reads what its layers have left."""
+
+    def __init__(self, before: Any = None, n: int = 3) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.layers = nn.ModuleList(Experts(before) for _ in range(n))
+
+    def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return layer(x)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h, total = self.first(x), 0.0
+        for layer in self.layers:
+            h = self.run(layer, h)
+            total = total + layer.aux + layer.losses["z"] + layer.gates[0].square().mean()
+        return self.head(h), total
+
+
+class Recomputed(Root):
+    """Runs its layers in regions of the user's own checkpointing, without a read inside."""
+
+    def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(layer, x, use_reentrant=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.first(x)
+        for layer in self.layers:
+            h = self.run(layer, h)
+        return self.head(h), h.square().mean()
+
+
+class Shared(Root):
+    """Calls one layer twice, and reads it after each call."""
+
+    def __init__(self) -> None:
+        super().__init__(n=1)
+        self.layers.append(self.layers[0])
+
+
+def loss(output: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output[0], target) + output[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"checkpoint": "always"}, {"schedule": "zb-h1"}, {"dispatch": "threads"}], ids=str
+)
+@pytest.mark.parametrize("make", [Root, lambda: Root(0.0), lambda: Root(torch.zeros(())), Shared, Recomputed])
+def test_steps_are_those_of_the_loop(make: Any, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, x, y = make(), torch.randn(7, 4), torch.randint(2, (7,))
+    twin = copy.deepcopy(model)
+    pipe = pc.compile(model, 2, devices=["cpu"] * 2, n_microbatches=3, cost="analytic", loss_fn=loss, **options)
+    for _ in range(2):
+        torch.testing.assert_close(pipe.step(x, target=y), accumulate(twin, x, 3, loss, y))
+    for own, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, expected.grad)
+    for own, expected in zip(model.layers, twin.layers, strict=True):
+        assert_same_left(own, expected)
+
+
+def assert_same_left(own: Any, expected: Any) -> None:
+    torch.testing.assert_close(own.aux, expected.aux)
+    torch.testing.assert_close(own.unread, expected.unread)
+    assert own.losses.keys() == expected.losses.keys()
+
+
+def test_state_that_is_read_before_the_call_is_refused() -> None:
+    """All micro-batches read the value from before the step, with a warning."""
+
+    class Before(Root):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h, earlier = self.first(x), self.layers[0].aux
+            h = self.layers[0](h)
+            return self.head(h if earlier is None else h + earlier.detach())
+
+    with pytest.raises(pc.TraceError, match="PC114"):
+        pc.compile(Before(), 2, example_args=(torch.randn(4, 4),), n_microbatches=2, cost="analytic")
+
+
+def test_only_changed_tensors_that_code_outside_names_are_left() -> None:
+    model = Root(n=1)
+    watch = AttributeWatch(model, model.layers[0])
+    assert watch.left() == NOTHING_LEFT
+    model.layers[0](torch.randn(4, 8))
+    assert watch.left() == LeftAttributes((("", "aux"), ("", "gates"), ("", "losses")))
+
+
+def test_what_is_left_is_joined_to_the_result_and_separated_again() -> None:
+    owner, left = nn.Sequential(nn.Linear(2, 2)), LeftAttributes((("0", "kept"),))
+    left.separated(owner, ("result", [3]))
+    assert owner[0].kept == 3
+    assert left.joined(owner, "other") == ("other", [3])
+    assert NOTHING_LEFT.joined(owner, "other") == NOTHING_LEFT.separated(owner, "other") == "other"
