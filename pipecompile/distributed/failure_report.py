@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -51,6 +51,15 @@ class FailureReport:
             else encodable(described(error))
         )
         return cls(rank, what, getattr(error, "where", ""), action)
+
+    @classmethod
+    def outside(cls, error: BaseException, rank: int, *, has_copies: bool) -> FailureReport:
+        """Return the report of an error that this rank has raised outside of a step, and has not caught."""
+        report = cls.of(error, rank, "outside a step")
+        if not report.is_of_copy or has_copies:
+            return report
+        what = f"{type(error).__name__}: {report.what}"  # the other ranks have raised it, too, and go on
+        return replace(report, what=what, action="outside a step", is_of_copy=False)
 
     def error(self) -> RunError:
         """Return the error that another rank raises."""
