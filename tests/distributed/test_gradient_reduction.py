@@ -50,7 +50,7 @@ def test_a_part_is_weighted_by_its_samples() -> None:
 
 
 def test_a_part_without_samples_weighs_nothing_and_gets_the_loss_in_its_dtype() -> None:
-    step = reduction(None, [{4: 1.0}], [{}], [{0: 0.75, 1: 2.0}])
+    step = reduction(None, [{4: 1.0}], [{0: 0.75, 1: 2.0}])
     step.agree(None)
     assert (step.share, step.is_alike) == (0.0, False)
     assert torch.equal(step.loss_of_batch(None), torch.tensor(0.75, dtype=torch.bfloat16))
