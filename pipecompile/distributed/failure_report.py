@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from pipecompile.errors import PipecompileError, PlanError, RunError, described, encodable
+from pipecompile.distributed.handled_errors import with_handled
+from pipecompile.errors import PipecompileError, PlanError, RunError
 
 __all__ = ["AwaitedMessage", "CopyDisagreement", "Disagreement", "FailureReport", "RankLost"]
 
@@ -45,12 +46,8 @@ class FailureReport:
             return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
         if isinstance(error, CopyDisagreement):
             return cls(rank, error.what, error.where, hint=error.hint, is_of_copy=True)
-        what = (
-            f"{type(error).__name__}: {error.what}"
-            if isinstance(error, PipecompileError)
-            else encodable(described(error))
-        )
-        return cls(rank, what, getattr(error, "where", ""), action)
+        text = f"{type(error).__name__}: {error.what}" if isinstance(error, PipecompileError) else ""
+        return cls(rank, with_handled(error, text), getattr(error, "where", ""), action)
 
     @classmethod
     def outside(cls, error: BaseException, rank: int, *, has_copies: bool) -> FailureReport:

@@ -19,7 +19,8 @@ from typing import Protocol
 from weakref import WeakSet
 
 from pipecompile.distributed import board_watch
-from pipecompile.errors import InputError, RunError, described, encodable
+from pipecompile.distributed.handled_errors import with_handled
+from pipecompile.errors import InputError, RunError
 from pipecompile.parameters.process_identity import has_ended, identity
 
 __all__ = ["end_of_script", "has_ended", "identity", "note_end", "note_uncaught", "report_uncaught", "require_process"]
@@ -107,7 +108,7 @@ def note_uncaught(note: Callable[[BaseException], object]) -> None:
 def end_of_script(error: BaseException | None = None) -> str:
     """Return how the script ends that is at its end now, or ends by an `error`."""
     error = error or sys.exc_info()[1] or _shown()
-    return "its script has ended" if error is None else f"its script has ended by {encodable(described(error))}"
+    return "its script has ended" if error is None else f"its script has ended by {with_handled(error)}"
 
 
 def _note() -> None:
