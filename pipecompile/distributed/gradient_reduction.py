@@ -12,9 +12,9 @@ from torch import nn
 
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
 from pipecompile.distributed.copy_calls import other_modes, rows_of_copies
-from pipecompile.distributed.failure_report import Disagreement
+from pipecompile.distributed.failure_report import Disagreement, StageDisagreement
 from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place
-from pipecompile.errors import PlanError, RunError
+from pipecompile.errors import RunError
 from pipecompile.torch_private.dtensors import gradient_of, like, local
 
 __all__ = ["GradientReduction", "LossOfBatch", "Parameters"]
@@ -82,17 +82,19 @@ class GradientReduction:
         trained = [tuple(parameter.shape) for parameter in self.whole if parameter.requires_grad]
         return ", ".join(map(str, [*trained, *self.shards.trained]))
 
-    def _other_parameters(self) -> PlanError:
-        """Return the error of copies that train other parameters. Ranks of other stages may have no difference, so it is a failure to report."""
+    def _other_parameters(self) -> StageDisagreement:
+        """Return the error of copies that train other parameters. Ranks of other stages may have no difference."""
         texts = self.group.all_gather_text(self._trained)
         if self.is_alike:
             why, hint = "a parameter was frozen on one copy alone", "requires_grad alike on the same rank of all copies"
         else:
             why = "a recording of one copy alone has used parameters that no recording before had used"
             hint = "compile(..., example_args=...) in the mode of training, on all copies"
-        return PlanError(
+        return StageDisagreement(
             "the copies of the pipeline train other parameters on their ranks",
-            where="; ".join(f"copy {index}: {text or 'none'}" for index, text in enumerate(texts)),
+            where="; ".join(
+                f"rank {rank}: {text or 'none'}" for rank, text in zip(self.group.ranks, texts, strict=True)
+            ),
             why=why,
             hint=hint,
         )

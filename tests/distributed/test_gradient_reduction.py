@@ -31,6 +31,8 @@ class Rows(CollectiveGroup):
                 other[place] = value
         return torch.stack(rows)
 
+    ranks = (4, 5)
+
     def all_gather_text(self, text: str) -> list[str]:
         return [text, "(5,)"]
 
