@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipecompile.distributed import first_values
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import hooked_updates
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
@@ -55,6 +56,6 @@ def test_each_warning_has_a_row(name: str) -> None:
 def test_each_row_has_a_warning() -> None:
     given = [text for method in METHODS.values() for text in texts(method)]
     given += [*(f"stage X {text}" for text in texts(StageGraphs)), *texts(StepGraphs)]
-    given += [*texts(hooked_updates), *texts(function_state)]
+    given += [*texts(hooked_updates), *texts(function_state), *texts(first_values)]
     for pattern in beginnings():
         assert any(re.search(pattern, text) for text in given), f"{pattern} begins no warning"
