@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import suppress
+from multiprocessing.util import Finalize, register_after_fork
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
@@ -41,7 +42,7 @@ def _notes() -> PrefixStore:
 def _note(error: BaseException | None = None) -> None:
     if dist.is_available() and dist.is_initialized() and not _IS_CHILD:
         with suppress(RuntimeError, ValueError):
-            _notes().set(str(dist.get_rank()), end_of_script(error))
+            _notes().compare_set(str(dist.get_rank()), "", end_of_script(error))  # the first knows most
 
 
 def _begin_child() -> None:
@@ -50,6 +51,9 @@ def _begin_child() -> None:
 
 
 atexit.register(_note)
+register_after_fork(
+    _note, lambda note: Finalize(None, note, exitpriority=0)
+)  # ranks that `multiprocessing` has started
 note_uncaught(_note)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_child)

@@ -31,6 +31,7 @@ from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
 from pipecompile.parameters.save_attendance import RankMissing, SaveAttendance, noted_save
 from pipecompile.parameters.saving_group import Savers, saving_group, saving_ranks
+from pipecompile.torch_private.process_groups import timeout_of
 from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = ["save_checkpoint"]
@@ -61,27 +62,33 @@ def save_checkpoint(
         raise InputError(f"asynchronous={shown(asynchronous)} is neither True nor False", hint="asynchronous=True")
     kept = None if keep is None else whole("keep", keep)
     path = file_path("directory", directory) / f"{whole('step', step, 0, _MOST_STEPS):08d}"
+    attendance = SaveAttendance(next(_NUMBERS)) if dist.is_initialized() else None
     if not asynchronous:
         done: Future[Path] = Future()
         with task(f"saving {path}"), noted_save(str(path)):
-            done.set_result(_save(dict(state), path, kept, Savers.present(saving_group()), next(_NUMBERS)))
+            done.set_result(_save(dict(state), path, kept, Savers.present(saving_group()), attendance))
         return done
     copy = tree_map_only(torch.Tensor, _copied, dict(state))
-    return _SAVER.submit(_told, copy, path, kept, Savers.present(_own_group()), next(_NUMBERS))
+    return _SAVER.submit(_told, copy, path, kept, Savers.present(_own_group(path, attendance)), attendance)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().cpu() if tensor.device.type == "cpu" else tensor.detach().cpu()
 
 
-def _own_group() -> Any:
+def _own_group(path: Path, attendance: SaveAttendance | None) -> Any:
     """Return a process group for the writing thread, so that its messages meet no others; None without ranks."""
-    if not dist.is_initialized():
+    if attendance is None:
         return None
     of = saving_group() or dist.group.WORLD
     if not _groups or _groups[0][0] is not of:
         ranks = saving_ranks() if saving_group() is not None else None  # ranks that are lost take no part
-        own = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+        assert of is not None
+        is_part = ranks is not None
+        try:
+            own = dist.new_group(ranks, timeout_of(of), backend="gloo", use_local_synchronization=is_part)
+        except RuntimeError as error:
+            raise _unwritten(path, f"{attendance.missing()}: {error}", RankMissing) from error
         _groups[:] = [(of, own)]
     return _groups[0][1]
 
@@ -95,16 +102,16 @@ def _told(state: dict[str, Any], path: Path, *given: Any) -> Path:
         raise
 
 
-def _save(state: dict[str, Any], path: Path, keep: int | None, savers: Savers | None, number: int) -> Path:
+def _save(
+    state: dict[str, Any], path: Path, keep: int | None, savers: Savers | None, attendance: SaveAttendance | None
+) -> Path:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
     if savers is None and path.exists():  # of a run that went back: a mixture of two would be damaged
         shutil.rmtree(path)
-    attendance = None
     try:
         _require(savers)
-        attendance = None if savers is None else SaveAttendance(number)
         _check_alike(path, savers)
         save(state, checkpoint_id=path, process_group=None if savers is None else savers.group, no_dist=savers is None)
         _seal(path, _gathered(path, savers), keep, savers)
