@@ -8,7 +8,6 @@ The note is made by every process that has imported this package and has a proce
 
 from __future__ import annotations
 
-import atexit
 import os
 from contextlib import suppress
 from multiprocessing.util import Finalize, register_after_fork
@@ -50,10 +49,8 @@ def _begin_child() -> None:
         _IS_CHILD.append(True)
 
 
-atexit.register(_note)
-register_after_fork(
-    _note, lambda note: Finalize(None, note, exitpriority=0)
-)  # ranks that `multiprocessing` has started
+Finalize(None, _note, exitpriority=0)
+register_after_fork(_note, lambda note: Finalize(None, note, exitpriority=0))  # where ranks are forked
 note_uncaught(_note)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_child)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -45,6 +47,32 @@ def test_the_end_of_a_script_is_noted_with_its_error(monkeypatch: pytest.MonkeyP
     early_ends._note()
     assert early_end(0) == "its script has ended by ValueError: no data"
     assert early_end(1) == ""
+    monkeypatch.setattr(sys, "last_value", None)
+    early_ends._note()
+    assert early_end(0) == "its script has ended by ValueError: no data"  # the first note knows most
+
+
+def test_processes_of_multiprocessing_leave_a_note_with_their_error(tmp_path: Path) -> None:
+    """Their exceptions pass no hook of `sys`."""
+    for way in ("fork", "spawn"):
+        process = get_context(way).Process(target=_end, args=(tmp_path, way))
+        process.start()
+        process.join(120)
+        assert (tmp_path / way).read_text() == "its script has ended by ValueError: no data"
+
+
+def _end(folder: Path, way: str) -> None:
+    early_ends._IS_CHILD.clear()
+    early_ends.dist.is_initialized = lambda: True
+    early_ends.dist.get_rank = lambda: 0
+
+    class Notes:
+        def compare_set(self, _rank: str, _before: str, text: str) -> None:
+            if not (folder / way).exists():
+                (folder / way).write_text(text)
+
+    early_ends._notes = Notes
+    raise ValueError("no data")
 
 
 @pytest.mark.timeout(300)
