@@ -1,5 +1,5 @@
 """Notes of ranks about themselves, for those that wait for them: how many pipelines it has made, the checkpoint that it
-saves, and the exception that has ended one of its threads.
+saves, the exception that has ended one of its threads, and the threads that outlive its script.
 
     rank 0   compile   compile   waits ──► "rank 1 has made 1 pipeline on ranks 0, 1; this is number 2 of rank 0"
     rank 1   compile   step
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
-from pipecompile.distributed.protocol import PIPELINES, SAVE, THREAD
+from pipecompile.distributed.protocol import MAIN, PIPELINES, SAVE, THREAD
 from pipecompile.errors import described, encodable
 
 __all__ = ["Absences"]
@@ -33,6 +33,11 @@ class Absences:
     def note_thread(self, name: str, error: BaseException) -> None:
         """Note that a thread of this rank has ended by an exception."""
         self._set(THREAD.at(self.rank), encodable(f"its thread {name} has ended by {described(error)}"[:_LENGTH]))
+
+    def note_main_end(self, others: Sequence[str]) -> None:
+        """Note that the main thread of this rank has ended, and that the `others` keep its process."""
+        threads = f"its thread{'s' * (len(others) > 1)} {', '.join(others)} run{'s' * (len(others) == 1)} on"
+        self._set(MAIN.at(self.rank), encodable(f"its script has ended, and {threads}"[:_LENGTH]))
 
     def of_exchange(self, rank: int) -> str:
         """Return why a rank may not come to an exchange of this pipeline."""
@@ -54,7 +59,7 @@ class Absences:
         """Return what keeps a rank from a call, as far as is known: a save that waits for all ranks, a thread of it that has ended."""
         path = self._get(SAVE.at(rank))
         saves = f"it saves the checkpoint {path}, and waits there for all ranks" if path else ""
-        return "; ".join(filter(None, [saves, self._get(THREAD.at(rank))]))
+        return "; ".join(filter(None, [saves, self._get(THREAD.at(rank)), self._get(MAIN.at(rank))]))
 
     def _set(self, key: str, text: str) -> None:
         with suppress(RuntimeError):

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from threading import Event, Thread, get_ident
+from threading import Event, Thread, get_ident, main_thread
+from threading import enumerate as enumerate_threads
 from time import monotonic, sleep
 from typing import Protocol
 from weakref import WeakSet
 
 from pipecompile.distributed.interrupts import Interrupts
 
-__all__ = ["PATIENCE", "POLL", "PendingWait", "await_report", "has_ended", "watch"]
+__all__ = ["PATIENCE", "POLL", "PendingWait", "at_main_end", "await_report", "has_ended", "watch"]
 
 POLL = 0.5
 """Seconds between two checks. A failure elsewhere is noticed after at most twice this time."""
@@ -48,6 +50,7 @@ class Waiting(Protocol):
     def interrupt(self) -> None: ...
 
 
+_AT_MAIN_END: list[Callable[[Sequence[str]], object]] = []
 _WATCHED: WeakSet[Waiting] = WeakSet()
 _THREADS: list[Thread] = []
 _INTERRUPTS: list[Interrupts] = []
@@ -61,6 +64,11 @@ def watch(waiting: Waiting) -> None:
         _INTERRUPTS.append(Interrupts())
         _THREADS.append(Thread(target=_check_all, args=_INTERRUPTS, name="pipecompile-watch", daemon=True))
         _THREADS[0].start()
+
+
+def at_main_end(call: Callable[[Sequence[str]], object]) -> None:
+    """Call this with the names of the threads that keep the process, once its main thread has ended and they run on."""
+    _AT_MAIN_END.append(call)
 
 
 def await_report(check: Callable[[], None], seconds: float, pause: float = POLL) -> None:
@@ -82,6 +90,15 @@ def _check_all(interrupts: Interrupts) -> None:
         for waiting in list(_WATCHED):
             waiting.interrupt() if is_interrupted else waiting.check_wait()
             del waiting
+        if _AT_MAIN_END and not main_thread().is_alive():
+            _note_main_end()
+
+
+def _note_main_end() -> None:
+    names = [thread.name for thread in enumerate_threads() if thread is not main_thread() and not thread.daemon]
+    while names and _AT_MAIN_END:
+        with suppress(RuntimeError):  # of the store
+            _AT_MAIN_END.pop()(names)
 
 
 def _end() -> None:
@@ -93,6 +110,7 @@ def _end() -> None:
 
 def _begin_child() -> None:
     _WATCHED.clear()
+    _AT_MAIN_END.clear()
     _THREADS.clear()
     while _INTERRUPTS:
         _INTERRUPTS.pop().leave()

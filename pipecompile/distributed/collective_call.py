@@ -19,7 +19,7 @@ from torch.amp import GradScaler
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.ambient_modes import autocast_kinds
 
-__all__ = ["COMPARED_LEAVES", "CollectiveCall", "hash_of"]
+__all__ = ["COMPARED_LEAVES", "CollectiveCall", "hash_of", "sample_of"]
 
 COMPARED_LEAVES = 16
 """Number of leaves of a batch whose elements are compared. Layouts are compared of all."""
@@ -59,7 +59,7 @@ class CollectiveCall:
 
     def contents(self, *, is_due: bool) -> list[int]:
         """Return the digest, then a number per leaf, 0 for a leaf that says nothing. Tensors on a GPU are read only if that `is_due`."""
-        samples = [_sample(leaf, is_due=is_due) for leaf in self.leaves[:COMPARED_LEAVES]]
+        samples = [sample_of(leaf, is_due=is_due) for leaf in self.leaves[:COMPARED_LEAVES]]
         is_whole = len(self.leaves) <= COMPARED_LEAVES and None not in samples
         numbers = [_hash_of_bytes(sample) | 1 if sample else 0 for sample in samples]
         digest = hash_of(repr(numbers)) | 1 if is_whole else 0
@@ -109,7 +109,7 @@ def _layout(leaf: Any) -> str:
     return repr(leaf) if isinstance(leaf, (bool, int, float, str)) or leaf is None else type(leaf).__name__
 
 
-def _sample(leaf: Any, *, is_due: bool) -> bytes | None:
+def sample_of(leaf: Any, *, is_due: bool) -> bytes | None:
     """Return a few elements of a tensor, none of a plain value, whose layout says all. Return None for what may be a placeholder: a
     tensor that cannot be read, or whose elements are equal.
     """

@@ -54,6 +54,11 @@ class CollectiveGroup:
         return self.group.rank()
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, as `torchrun` numbers them."""
+        return tuple(dist.get_process_group_ranks(self.group))
+
+    @property
     def own(self) -> dist.ProcessGroup:
         """The process group of ours with these ranks: a failed pipeline leaves the mesh's as it is."""
         return own_group(self.group)

@@ -16,12 +16,12 @@ import torch
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.failure_report import Disagreement
 
-__all__ = ["COPY_CALLS", "equal_rows_of_copies", "rows_of_copies"]
+__all__ = ["COPY_CALLS", "equal_rows_of_copies", "other_modes", "rows_of_copies"]
 
 COPY_CALLS = ("pipe.step", "pipe.evaluate", "pipe.sum_over_copies", "pipe.clip_grad_norm_")
 """The calls by which copies exchange something."""
 
-_WIDTH = 5
+_WIDTH = 7
 """Numbers that a call may add."""
 
 
@@ -53,3 +53,14 @@ def equal_rows_of_copies(group: CollectiveGroup, call: str, numbers: Sequence[fl
             why="all copies keep the same weights, so their gradients are scaled alike",
             hint="the same arguments on every rank",
         )
+
+
+def other_modes(group: CollectiveGroup, modes: str) -> Disagreement:
+    """Return the error that names the modes of each copy; all copies call this together."""
+    texts = group.all_gather_text(modes)
+    return Disagreement(
+        "the copies of the pipeline run a step in other modes",
+        where="; ".join(f"copy {index}: {text}" for index, text in enumerate(texts)),
+        why="their gradients are added up, as those of one model",
+        hint="train(), autocast, the scale of a GradScaler and load_state_dict alike on every rank",
+    )

@@ -34,6 +34,7 @@ class Replicas:
 
     `shards` has the parameters that the replicas shard among themselves. `reductions` counts the messages that gradients have
     taken: in each step and dtype one for all gradients that are complete at the same place of the row, and one for the rest.
+    `modes` are those of the present call, in words, which all replicas have in common.
     `loss_weights` has the ids of the parameters that the loss uses, as far as is known.
     `needs_one_program` returns why copies cannot run different programs; "" if they can. With `keeps_earlier`, gradients of earlier steps
     keep their values until the caller adds the new sums to them. `parts` are what the parts of the batch of all replicas count, and `unit`
@@ -44,6 +45,7 @@ class Replicas:
         self.group, self.shards, self.reductions = group, shards, 0
         self.needs_one_program: Callable[[], str] = str
         self.loss_weights = frozenset[int]()
+        self.modes = ""
         self.keeps_earlier, self.unit = False, "samples"
         self.parts: tuple[float, ...] = ()
         self._step: GradientReduction | None = None
@@ -112,7 +114,7 @@ class Replicas:
         """
         if self._step is None:
             return
-        self._step.agree(program)
+        self._step.agree(program, self.modes)
         self.parts, self.unit = self._step.parts, self._step.unit
         if self.is_unlike and (why := self.needs_one_program()):
             raise Disagreement(

@@ -64,7 +64,7 @@ class FailureGuard:
     def _fail(self, error: BaseException) -> None:
         """Post the failure of this rank, unless another rank failed first."""
         report = FailureReport.of(error, self.board.rank, self.action)
-        self._broken = replace(report, is_of_copy=False).error()
+        self._broken = replace(report, is_of_copy=False, is_of_stage=False).error()
         if self.board.post_failure(report) == report:
             self.board.wait_for_readers(error)
         else:

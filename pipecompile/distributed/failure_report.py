@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from pipecompile.errors import PipecompileError, PlanError, RunError, described, encodable
+from pipecompile.distributed.handled_errors import with_handled
+from pipecompile.errors import PipecompileError, PlanError, RunError
 
-__all__ = ["AwaitedMessage", "CopyDisagreement", "Disagreement", "FailureReport", "RankLost"]
+__all__ = ["AwaitedMessage", "CopyDisagreement", "Disagreement", "FailureReport", "RankLost", "StageDisagreement"]
 
 
 class Disagreement(PlanError):
@@ -19,13 +20,20 @@ class CopyDisagreement(PlanError):
     """The ranks of one copy of the pipeline are about to do different things. All of them raise it; other copies have a report."""
 
 
+class StageDisagreement(PlanError):
+    """The ranks of one stage, in several copies of the pipeline, are about to do different things. All of them raise it; those of other stages
+    have a report.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class FailureReport:
     """The failure of `rank`.
 
     `action` is a phrase for the message: "at 2F1" if the rank raised there, "before the result of 2F1 arrived" if it went
     silent. `stage` and `microbatch` are those of the action, if there is one. `awaited` is the name of the value that another
-    rank was waiting for; empty if none. `is_of_copy`: all ranks of its copy of the pipeline failed with it, for they disagree.
+    rank was waiting for; empty if none. `is_of_copy`: all ranks of its copy of the pipeline failed with it, for they disagree; `is_of_stage`: all
+    ranks of its stage, in all copies.
     """
 
     rank: int
@@ -37,6 +45,7 @@ class FailureReport:
     hint: str = ""
     awaited: str = ""
     is_of_copy: bool = False
+    is_of_stage: bool = False
 
     @classmethod
     def of(cls, error: BaseException, rank: int, action: str = "") -> FailureReport:
@@ -45,17 +54,25 @@ class FailureReport:
             return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
         if isinstance(error, CopyDisagreement):
             return cls(rank, error.what, error.where, hint=error.hint, is_of_copy=True)
-        what = (
-            f"{type(error).__name__}: {error.what}"
-            if isinstance(error, PipecompileError)
-            else encodable(described(error))
-        )
-        return cls(rank, what, getattr(error, "where", ""), action)
+        if isinstance(error, StageDisagreement):
+            return cls(rank, error.what, error.where, hint=error.hint, is_of_stage=True)
+        text = f"{type(error).__name__}: {error.what}" if isinstance(error, PipecompileError) else ""
+        return cls(rank, with_handled(error, text), getattr(error, "where", ""), action)
+
+    @classmethod
+    def outside(cls, error: BaseException, rank: int, *, has_copies: bool) -> FailureReport:
+        """Return the report of an error that this rank has raised outside of a step, and has not caught."""
+        report = cls.of(error, rank, "outside a step")
+        if not report.is_of_copy or has_copies:
+            return report
+        what = f"{type(error).__name__}: {report.what}"  # the other ranks have raised it, too, and go on
+        return replace(report, what=what, action="outside a step", is_of_copy=False)
 
     def error(self) -> RunError:
         """Return the error that another rank raises."""
         action = f" {self.action}" if self.action else ""
         who = "another copy of the pipeline" if self.is_of_copy else f"rank {self.rank}"
+        who = "the ranks of another stage" if self.is_of_stage else who
         return RunError(
             f"{who} failed{action}: {self.what}",
             stage=self.stage,

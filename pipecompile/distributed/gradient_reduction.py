@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
-from pipecompile.distributed.copy_calls import rows_of_copies
-from pipecompile.distributed.failure_report import Disagreement
+from pipecompile.distributed.copy_calls import other_modes, rows_of_copies
+from pipecompile.distributed.failure_report import Disagreement, StageDisagreement
 from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place
 from pipecompile.errors import RunError
 from pipecompile.torch_private.dtensors import gradient_of, like, local
@@ -25,8 +25,8 @@ Parameters = Callable[[], Iterator[nn.Parameter]]
 LossOfBatch = Callable[[torch.Tensor | None], torch.Tensor]
 """A function from the loss of this replica, None without samples, to the loss of the whole batch."""
 
-_WEIGHT, _FLOOR, _PROGRAM, _UNIT, _RUNS = range(5)
-"""Places of the row of a replica: what it counts, the least divisor, digests, and whether it has samples."""
+_WEIGHT, _FLOOR, _PROGRAM, _UNIT, _RUNS, _MODES, _TRAINED = range(7)
+"""Places of the row of a replica: what it counts, the least divisor, digests, whether it has samples, digests."""
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of losses, by their number in a message."""
@@ -55,35 +55,49 @@ class GradientReduction:
         """The parameters that every replica has whole; read when the step runs, since a first step places them."""
         return tuple(self.parameters())
 
-    def agree(self, program: str | None) -> None:
+    def agree(self, program: str | None, modes: str = "") -> None:
         """Compare the program, whose order is that of the buckets, and compute `share` from the samples of all replicas.
 
-        `program` is None on a replica without samples.
+        `program` is None on a replica without samples. `modes` are those in which the step runs, in words.
         """
         own = [self.samples or 0.0, self.floor, _digest(program or ""), _digest(self.unit), float(program is not None)]
-        rows = rows_of_copies(self.group, "pipe.step", own)
+        rows = rows_of_copies(self.group, "pipe.step", [*own, _digest(modes), _digest(self._trained)])
+        if len({row[_MODES] for row in rows}) > 1:
+            raise other_modes(self.group, modes)
         running = [row for row in rows if row[_RUNS]]
         self.parts = tuple(row[_WEIGHT] * row[_RUNS] for row in rows)
         _check_parts(running, self.unit)
         self.is_alike = len(running) == len(rows) and len({row[_PROGRAM] for row in running}) == 1
-        if not self.is_alike:
-            self._check_parameters()
+        if len({row[_TRAINED] for row in rows}) > 1:
+            raise self._other_parameters()
         if program is None:
             self.share = 0.0
         elif self.samples is not None:
             total = max(sum(row[_WEIGHT] for row in running), self.floor)
             self.share = max(self.samples, self.floor) / total if total else nan  # 0/0, as the loss of the whole batch
 
-    def _check_parameters(self) -> None:
-        """Raise Disagreement if copies that run different programs have placed other parameters on the ranks of this stage."""
-        sizes = [parameter.numel() for parameter in self.whole if parameter.requires_grad]
-        own = torch.tensor([_digest(str(sizes))], dtype=torch.float64)
-        if len(set(self.group.all_gather(own)[:, 0].tolist())) > 1:
-            raise Disagreement(
-                "the copies of the pipeline have other parameters on their ranks",
-                why="a recording of one copy alone has used parameters that no recording before had used",
-                hint="compile(..., example_args=...) in the mode of training, on all copies",
-            )
+    @property
+    def _trained(self) -> str:
+        """The shapes of the parameters of this rank that are trained, as text: their gradients are sent one after the other."""
+        trained = [tuple(parameter.shape) for parameter in self.whole if parameter.requires_grad]
+        return ", ".join(map(str, [*trained, *self.shards.trained]))
+
+    def _other_parameters(self) -> StageDisagreement:
+        """Return the error of copies that train other parameters. Ranks of other stages may have no difference."""
+        texts = self.group.all_gather_text(self._trained)
+        if self.is_alike:
+            why, hint = "a parameter was frozen on one copy alone", "requires_grad alike on the same rank of all copies"
+        else:
+            why = "a recording of one copy alone has used parameters that no recording before had used"
+            hint = "compile(..., example_args=...) in the mode of training, on all copies"
+        return StageDisagreement(
+            "the copies of the pipeline train other parameters on their ranks",
+            where="; ".join(
+                f"rank {rank}: {text or 'none'}" for rank, text in zip(self.group.ranks, texts, strict=True)
+            ),
+            why=why,
+            hint=hint,
+        )
 
     def loss_of_batch(self, loss: torch.Tensor | None) -> torch.Tensor:
         """Return the loss of the batch, from this replica's; None on a replica without samples. All replicas call this together."""

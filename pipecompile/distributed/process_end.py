@@ -19,10 +19,11 @@ from typing import Protocol
 from weakref import WeakSet
 
 from pipecompile.distributed import board_watch
-from pipecompile.errors import InputError, RunError, described, encodable
+from pipecompile.distributed.handled_errors import with_handled
+from pipecompile.errors import InputError, RunError
 from pipecompile.parameters.process_identity import has_ended, identity
 
-__all__ = ["has_ended", "identity", "note_end", "report_uncaught", "require_process"]
+__all__ = ["end_of_script", "has_ended", "identity", "note_end", "note_uncaught", "report_uncaught", "require_process"]
 
 
 class Reporting(Protocol):
@@ -37,6 +38,7 @@ class Reporting(Protocol):
 
 _REPORTING: WeakSet[Reporting] = WeakSet()
 _HOOKS: list[Callable[..., object]] = []
+_NOTES_OF_ERRORS: list[Callable[[BaseException], object]] = []
 _NOTES: list[Callable[[str], object]] = []
 
 
@@ -59,6 +61,8 @@ def _reporting_before(hook: Callable[..., object]) -> Callable[..., object]:
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         hook(kind, error, trace)
+        for note in _NOTES_OF_ERRORS:
+            note(error)
         if isinstance(error, (Exception, KeyboardInterrupt)):
             start, unread = monotonic(), [each for each in list(_REPORTING) if _is_posted(each, error)]
             for reporting in unread:
@@ -96,12 +100,27 @@ def note_end(note: Callable[[str], object]) -> None:
     _NOTES.append(note)
 
 
+def note_uncaught(note: Callable[[BaseException], object]) -> None:
+    """Call `note` with an exception that ends the script, before this rank waits for others to read of it."""
+    _NOTES_OF_ERRORS.append(note)
+
+
+def end_of_script(error: BaseException | None = None) -> str:
+    """Return how the script ends that is at its end now, or ends by an `error`."""
+    error = error or sys.exc_info()[1] or _shown()
+    return "its script has ended" if error is None else f"its script has ended by {with_handled(error)}"
+
+
 def _note() -> None:
-    error = sys.exc_info()[1]
-    reason = "its script has ended" if error is None else f"its script has ended by {encodable(described(error))}"
+    reason = end_of_script()
     for note in _NOTES:
         with suppress(Exception):
             note(reason)
+
+
+def _shown() -> BaseException | None:
+    """Return the exception that has ended the script, as Python keeps it, whichever hook has shown it. A prompt has one of an earlier line."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 
 def require_process(pid: int, rank: int) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "LARGE",
     "LAYOUT",
     "LEFT",
+    "MAIN",
     "NEW",
     "OUTCOME",
     "PIPELINES",
@@ -166,6 +167,9 @@ PIPELINES = StoreKey(
 THREAD = StoreKey(
     "thread/{rank}", "the rank", "how one of its threads has ended by an exception; of all pipelines of its ranks"
 )
+MAIN = StoreKey(
+    "main/{rank}", "the rank", "that its main thread has ended, and which threads run on; of all pipelines of its ranks"
+)
 SAVE = StoreKey("save/{rank}", "the rank", "the checkpoint that it saves; of all pipelines of its ranks")
 OUTCOME = StoreKey(
     "outcome/{first}/{run}", "the first to know", "done, or the FailureReport with which a call is undone"
@@ -218,5 +222,20 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
 PROTOCOL = Protocol(
     (SMALL, LARGE, CHANGED, NEW, ABORT, LAYOUT, ROW),
     CREDIT,
-    (EXCHANGE_BEGUN, EXCHANGE, FAILED, READERS, WAITS, PROCESS, ENDED, PIPELINES, THREAD, SAVE, OUTCOME, STAYS, LEFT),
+    (
+        EXCHANGE_BEGUN,
+        EXCHANGE,
+        FAILED,
+        READERS,
+        WAITS,
+        PROCESS,
+        ENDED,
+        PIPELINES,
+        THREAD,
+        MAIN,
+        SAVE,
+        OUTCOME,
+        STAYS,
+        LEFT,
+    ),
 )

@@ -22,6 +22,7 @@ from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
 from pipecompile.distributed.direct_values import DirectValues
+from pipecompile.distributed.first_values import warn_of_other_values
 from pipecompile.distributed.graph_identity import graph_identity
 from pipecompile.distributed.lockstep import Lockstep
 from pipecompile.distributed.model_changes import agree_on_recording
@@ -60,6 +61,7 @@ class RankBackend:
         self.overlaps = self.values.streams is not None
         self.holds_model = False
         self._is_planned = False
+        self.begins = True  # with the values that the model has: a copy of a pipeline has those of its ranks
         self.is_extra_loaded = False  # since the last recording: what a forward reads may be other than on other ranks
         self.shards = ShardedParameters(ranks.shard_mesh, communicator)
         group = ranks.replica_group
@@ -127,6 +129,9 @@ class RankBackend:
         is_loaded, in_copy = self.is_extra_loaded, self._is_planned
         agree_on_recording(self.communicator, identity, structure, changes, is_loaded=is_loaded, in_copy=in_copy)
         self.is_extra_loaded = False
+        if self.begins and self.model is not None:
+            self.begins = False
+            warn_of_other_values(self.communicator, self.model, graph)
 
     def share_plan(self, planned: Planned | None) -> Planned:
         """Send the plan and the samples of its micro-batches from the planner to the others. The problem stays with the planner."""

@@ -51,6 +51,7 @@ class RankModule(Pipeline):
         self._state = RankState(model, self._owner, self._communicator, self._runner)
         self._backend.is_here = self._is_here
         if copied is not None:
+            self._backend.begins = False
             self._cache.decision = copied.decision
             tensors = (chain(one.parameters(), one.buffers()) for one in (copied.model, model))
             self._cache.context.homes.take(copied.context.homes, zip(*tensors, strict=True))
@@ -101,7 +102,8 @@ class RankModule(Pipeline):
             seen = (self.model, inputs, target, scaler)
             call = CollectiveCall.of(function, *seen) if is_compared else CollectiveCall(function)
             loaded = f"after {self._loads} load_state_dict" if self._loads else ""
-            call = replace(call, modes=", ".join(filter(None, [call.modes, self._rescheduled, loaded])))
+            self.replicas.modes = ", ".join(filter(None, [call.modes, loaded]))
+            call = replace(call, modes=", ".join(filter(None, [self.replicas.modes, self._rescheduled])))
             with self._lockstep.of(call, is_looked_up=is_looked_up):
                 yield
 
@@ -138,6 +140,9 @@ class RankModule(Pipeline):
             return super().parameters(recurse)
         self._require_shards()
         return iter([self._shards.shard_of(one) for one in self.model.parameters(recurse) if self._is_here(one)])
+
+    def _elsewhere(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if not self._is_here(parameter)]
 
     def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
         """Return the buffers of this rank, of those that the model's own `buffers` returns."""
@@ -180,7 +185,7 @@ class RankModule(Pipeline):
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Return the state that lives on this rank, under the model's own names."""
-        state = self._state.keep_own(self.model.state_dict(keep_vars=keep_vars))
+        state = self._state.own(keep_vars=keep_vars)
         state = self._shards.replace(state, self.model.state_dict(keep_vars=True)) if self._shards else state
         if destination is None and not prefix:
             return state
@@ -199,13 +204,13 @@ class RankModule(Pipeline):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load the whole state or the part of this rank. All ranks must call this. Raises RuntimeError for missing and unknown keys."""
-        self._loads += 1  # compared before the next call
         if assign:
             self._refuse_for_shards()
         if self._shards or self._ranks.tensor_group is not None:
             state_dict = fitted(state_dict, self.model.state_dict(keep_vars=True))
         with self._shards.whole():
             result = self._state.load(state_dict, strict=strict, assign=assign)
+        self._loads += 1  # compared before the next call: a rank that failed, and goes on, has not loaded
         self._backend.is_extra_loaded |= not extra_state_keys(self.model).keys().isdisjoint(state_dict.keys())
         self._backend.old_values.note_loaded(state_dict.keys(), self.model.state_dict(keep_vars=True).keys())
         if assign:

@@ -55,11 +55,19 @@ class RankState:
 
         return {key: owner(key, value) for key, value in state.items()}
 
-    def keep_own(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Remove, in place, the entries that live on other ranks."""
-        own = self.keys()
+    def own(self, *, keep_vars: bool = False) -> dict[str, Any]:
+        """Return the entries that live on this rank. Those of other ranks are not read: a thread may call this beside a step."""
+        state: dict[str, Any] = self.model.state_dict(keep_vars=True)
+        own = self._own(state)
         for key in [key for key in state if key not in own]:
             del state[key]
+        if not keep_vars:
+            tensors = [
+                (k, v)
+                for k, v in state.items()
+                if isinstance(v, torch.Tensor) and k not in extra_state_keys(self.model)
+            ]
+            state.update((key, tensor.detach()) for key, tensor in tensors)
         return state
 
     def full(self) -> dict[str, Any]:

@@ -75,6 +75,11 @@ class ShardedParameters:
     def __bool__(self) -> bool:
         return bool(self._parameters)
 
+    @property
+    def trained(self) -> list[tuple[int, ...]]:
+        """The shapes of the sharded parameters that are trained."""
+        return [tuple(each.whole.shape) for each in self._parameters.values() if each.shard.requires_grad]
+
     def shard(self, parameters: Iterable[nn.Parameter]) -> None:
         """Keep only the rows of this rank from now on. Scalars are replicated; integer parameters stay as they are."""
         self.is_known = True

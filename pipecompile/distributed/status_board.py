@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 from pipecompile.distributed.absences import Absences
 from pipecompile.distributed.awake_clock import awake
 from pipecompile.distributed.board_watch import PATIENCE, POLL
+from pipecompile.distributed.early_ends import early_end
 from pipecompile.distributed.failure_report import (
     AwaitedMessage,
     CopyDisagreement,
@@ -34,7 +35,6 @@ __all__ = ["StatusBoard"]
 
 _READ_TIMEOUT = 10.0
 """Seconds that a failing rank waits for the others to read its report."""
-
 
 _CONNECTION = "connections"
 """Name of what a rank waits for that opens its connections."""
@@ -186,7 +186,9 @@ class StatusBoard:
         with suppress(RuntimeError):
             if self.store.check([ENDED.at(rank)]):
                 return self.store.get(ENDED.at(rank)).decode()
-            if self.store.check([PROCESS.at(rank)]) and has_ended(self.store.get(PROCESS.at(rank)).decode()):
+            if not self.store.check([PROCESS.at(rank)]):
+                return early_end(rank) or otherwise
+            if has_ended(self.store.get(PROCESS.at(rank)).decode()):
                 return "its process has ended, and reported no error: it was killed, or left by os._exit"
         return otherwise
 
@@ -239,7 +241,7 @@ class StatusBoard:
         """Post an exception outside all calls, unless a rank failed before, all raise it, or it is of another rank. Return whether it did."""
         if isinstance(error, (Disagreement, RankMissing)):
             return False
-        report = FailureReport.of(error, self.rank, "outside a step")
+        report = FailureReport.outside(error, self.rank, has_copies=self.copy != self.members)
         if self.post_failure(report) == report:
             return True
         self.confirm_read()

@@ -247,11 +247,15 @@ class ModelProxy(ModelMethods):
         The format is that of PyTorch's `get_optimizer_state_dict` with `flatten_optimizer_state_dict`. On ranks, the state has
         the parameters that live on this rank.
         """
-        return optimizer_state_of(dict(self.named_parameters()), optimizer)
+        return optimizer_state_of(dict(self.named_parameters()), optimizer, self._elsewhere())
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
         """Load the part of such a state that belongs to these parameters. The state may come from any other layout."""
-        load_optimizer_state(dict(self.named_parameters()), optimizer, state_dict)
+        load_optimizer_state(dict(self.named_parameters()), optimizer, state_dict, self._elsewhere())
+
+    def _elsewhere(self) -> list[nn.Parameter]:
+        """Return the parameters of the model that are none of these: they live on other ranks."""
+        return []
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import msgspec
 import torch
@@ -29,7 +30,8 @@ from pipecompile.ir.progress import task
 from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
 from pipecompile.parameters.save_attendance import RankMissing, SaveAttendance, noted_save
-from pipecompile.parameters.saving_group import saving_group, saving_ranks
+from pipecompile.parameters.saving_group import Savers, saving_group, saving_ranks
+from pipecompile.torch_private.process_groups import timeout_of
 from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = ["save_checkpoint"]
@@ -60,90 +62,150 @@ def save_checkpoint(
         raise InputError(f"asynchronous={shown(asynchronous)} is neither True nor False", hint="asynchronous=True")
     kept = None if keep is None else whole("keep", keep)
     path = file_path("directory", directory) / f"{whole('step', step, 0, _MOST_STEPS):08d}"
+    attendance = SaveAttendance(next(_NUMBERS)) if dist.is_initialized() else None
     if not asynchronous:
         done: Future[Path] = Future()
         with task(f"saving {path}"), noted_save(str(path)):
-            done.set_result(_save(dict(state), path, kept, saving_group()))
+            done.set_result(_save(dict(state), path, kept, Savers.present(saving_group()), attendance))
         return done
     copy = tree_map_only(torch.Tensor, _copied, dict(state))
-    return _SAVER.submit(_save, copy, path, kept, _own_group())
+    return _SAVER.submit(_told, copy, path, kept, Savers.present(_own_group(path, attendance)), attendance)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().cpu() if tensor.device.type == "cpu" else tensor.detach().cpu()
 
 
-def _own_group() -> Any:
+def _own_group(path: Path, attendance: SaveAttendance | None) -> Any:
     """Return a process group for the writing thread, so that its messages meet no others; None without ranks."""
-    if not dist.is_initialized():
+    if attendance is None:
         return None
     of = saving_group() or dist.group.WORLD
     if not _groups or _groups[0][0] is not of:
         ranks = saving_ranks() if saving_group() is not None else None  # ranks that are lost take no part
-        own = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+        assert of is not None
+        is_part = ranks is not None
+        try:
+            own = dist.new_group(ranks, timeout_of(of), backend="gloo", use_local_synchronization=is_part)
+        except RuntimeError as error:
+            raise _unwritten(path, f"{attendance.missing()}: {error}", RankMissing) from error
         _groups[:] = [(of, own)]
     return _groups[0][1]
 
 
-def _save(state: dict[str, Any], path: Path, keep: int | None, group: Any) -> Path:
+def _told(state: dict[str, Any], path: Path, *given: Any) -> Path:
+    """Save, and warn of a failure at once: a script may never ask for the result."""
+    try:
+        return _save(state, path, *given)
+    except InputError as error:
+        warn(f"{error.what}: {error.why or error.where}", stacklevel=2)
+        raise
+
+
+def _save(
+    state: dict[str, Any], path: Path, keep: int | None, savers: Savers | None, attendance: SaveAttendance | None
+) -> Path:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    attendance = SaveAttendance(next(_NUMBERS)) if dist.is_initialized() else None
-    if path.exists() and not dist.is_initialized():  # of a run that went back: a mixture of two would be damaged
+    if savers is None and path.exists():  # of a run that went back: a mixture of two would be damaged
         shutil.rmtree(path)
     try:
-        save(state, checkpoint_id=path, process_group=group, no_dist=not dist.is_initialized())
-        _seal(path, _gathered(path, group), keep, group)
+        _require(savers)
+        _check_alike(path, savers)
+        save(state, checkpoint_id=path, process_group=None if savers is None else savers.group, no_dist=savers is None)
+        _seal(path, _gathered(path, savers), keep, savers)
     except CheckpointException as error:  # derives from BaseException
         raise _unwritten(path, str(error)) from error
-    except RuntimeError as error:  # of a collective of torch
-        if attendance is None:
-            raise _unwritten(path, str(error)) from error
-        raise _unwritten(path, f"{attendance.missing()}: {error}", RankMissing) from error
+    except Exception as error:
+        if (explained := _explained(error, path, savers, attendance)) is None:
+            raise
+        raise explained from error
     return path
+
+
+def _explained(
+    error: Exception, path: Path, savers: Savers | None, attendance: SaveAttendance | None
+) -> InputError | None:
+    """Return the error that says why a save has failed; None for one that says so itself."""
+    if isinstance(error, InputError):
+        return None
+    if savers is not None and savers.are_gone:
+        return InputError(
+            f"the checkpoint {path} is not written",
+            why="the process group was destroyed while it was being written",
+            hint="result() of what save_checkpoint(..., asynchronous=True) returned, before dist.destroy_process_group()",
+        )
+    if not isinstance(error, RuntimeError):
+        return None
+    if attendance is None:
+        return _unwritten(path, str(error))
+    return _unwritten(path, f"{attendance.missing()}: {error}", RankMissing)  # a collective of torch
+
+
+def _require(savers: Savers | None) -> None:
+    """Raise RuntimeError if the ranks have no process group any more: torch would save the part of this rank alone."""
+    if savers is not None and savers.are_gone:
+        raise RuntimeError("the process group has been destroyed")
+
+
+def _check_alike(path: Path, savers: Savers | None) -> None:
+    """Raise InputError, on all ranks, if they save the checkpoints of different steps: none of them would be whole."""
+    if savers is None:
+        return
+    names: list[Any] = [None] * len(savers.ranks)
+    dist.all_gather_object(names, path.name, savers.group)
+    if len(set(names)) > 1:
+        raise InputError(
+            "the ranks save the checkpoints of different steps",
+            where="; ".join(f"rank {rank}: {int(name)}" for rank, name in zip(savers.ranks, names, strict=True)),
+            why="each rank writes its part of one checkpoint",
+            hint="save_checkpoint(..., step) with one number on all ranks",
+        )
 
 
 def _unwritten(path: Path, why: str, kind: type[InputError] = InputError) -> InputError:
     return kind(f"the checkpoint {path} cannot be written", why=why, hint="the one before is as it was")
 
 
-def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, group: Any) -> None:
+def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, savers: Savers | None) -> None:
     """Write, on the first rank, what says that the checkpoint is whole. Raise InputError on all ranks if it cannot."""
     from pipecompile.parameters.checkpoint_damage import CHECKSUMS
 
     said, cause = [""], None
-    first = saving_ranks()[0] if dist.is_initialized() else 0
-    if not dist.is_initialized() or dist.get_rank() == first:
+    _require(savers)
+    first = 0 if savers is None else savers.ranks[0]
+    if savers is None or savers.rank == first:
         try:
             _write(path / CHECKSUMS, msgspec.json.encode(sums))
             _write(path.parent / LAST_GOOD, path.name.encode())
             _remove_old(path.parent, keep)
         except OSError as error:
-            cause, said = error, [f"rank {first}: {error}" if dist.is_initialized() else str(error)]
-    if dist.is_initialized():
-        dist.broadcast_object_list(said, first, group, device=torch.device("cpu") if group is not None else None)
+            cause, said = error, [str(error) if savers is None else f"rank {first}: {error}"]
+    if savers is not None:
+        device = torch.device("cpu") if savers.group is not None else None
+        dist.broadcast_object_list(said, first, savers.group, device=device)
     if said[0]:
         what = f"the checkpoint {path} cannot be written"
         raise InputError(what, where=said[0], hint="the one before is as it was") from cause
 
 
-def _gathered(path: Path, group: Any) -> dict[str, tuple[int, str]]:
+def _gathered(path: Path, savers: Savers | None) -> dict[str, tuple[int, str]]:
     """Return the checksums of all files. Each rank reads its own. Raise InputError on all ranks if one cannot."""
     from pipecompile.parameters.checkpoint_damage import checksum_of
 
-    ranks = saving_ranks() if dist.is_initialized() else [0]
-    rank = ranks.index(dist.get_rank()) if dist.is_initialized() else 0  # as files are numbered
+    _require(savers)
+    number = 0 if savers is None else savers.number
     own: tuple[dict[str, tuple[int, str]], str] = ({}, "")
     try:
-        files = [*path.glob(f"__{rank}_*.distcp"), *([path / ".metadata"] if rank == 0 else [])]
+        files = [*path.glob(f"__{number}_*.distcp"), *([path / ".metadata"] if number == 0 else [])]
         own = ({file.name: checksum_of(file) for file in files}, "")
     except OSError as error:
-        own = ({}, f"rank {ranks[rank]}: {error}")
+        own = ({}, str(error) if savers is None else f"rank {savers.rank}: {error}")
     parts: list[Any] = [own]
-    if dist.is_initialized():
-        parts = [None] * len(ranks)
-        dist.all_gather_object(parts, own, group)
+    if savers is not None:
+        parts = [None] * len(savers.ranks)
+        dist.all_gather_object(parts, own, savers.group)
     if faults := [fault for _, fault in parts if fault]:
         raise InputError(f"the checkpoint {path} cannot be read back", where="; ".join(faults))
     return {name: value for part, _ in parts for name, value in part.items()}

@@ -7,7 +7,7 @@ Every rank has the entries of its own parameters, so another layout, or plain Py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,16 +21,24 @@ from pipecompile.torch_private.modules import children_of
 __all__ = ["load_optimizer_state", "optimizer_state_of"]
 
 
-def optimizer_state_of(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the state of `optimizer` by the names of `parameters`. An optimizer before its first step gets its initial state."""
+def optimizer_state_of(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, elsewhere: Collection[nn.Parameter] = ()
+) -> dict[str, Any]:
+    """Return the state of `optimizer` by the names of `parameters`. An optimizer before its first step gets its initial state.
+
+    The optimizer may have the parameters `elsewhere`, too, which live on other ranks.
+    """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    with _prepared(optimizer):
+    with _prepared(optimizer, parameters.values(), elsewhere):
         return dict(get_optimizer_state_dict(_tree(parameters), optimizer, options=_flat()))
 
 
 def load_optimizer_state(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    elsewhere: Collection[nn.Parameter] = (),
 ) -> None:
     """Load `state`, as returned by `optimizer_state_of`, into `optimizer`."""
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
@@ -38,7 +46,7 @@ def load_optimizer_state(
     hint = "pipe.load_optimizer_state_dict(optimizer, pipe.optimizer_state_dict(optimizer))"
     if not isinstance(state, Mapping) or not state or not all(isinstance(key, str) for key in state):
         raise InputError(f"state_dict={shown(state)} is no dictionary by names", hint=hint)
-    with _prepared(optimizer):
+    with _prepared(optimizer, parameters.values(), elsewhere):
         try:
             set_optimizer_state_dict(_tree(parameters), optimizer, dict(state), options=_flat())
         except (KeyError, TypeError, ValueError) as error:
@@ -66,17 +74,26 @@ def _tree(parameters: Mapping[str, nn.Parameter]) -> nn.Module:
 
 
 @contextmanager
-def _prepared(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Remove gradients and empty parameter groups from `optimizer` for the length of the context.
+def _prepared(
+    optimizer: torch.optim.Optimizer, own: Iterable[nn.Parameter], elsewhere: Collection[nn.Parameter]
+) -> Iterator[None]:
+    """Remove gradients, parameters that live `elsewhere`, and groups without parameters from `optimizer` for the length of the context.
 
     PyTorch creates the state of a new optimizer by a step without effect, but not while parameters have gradients, and fails on
-    a group without parameters on this rank.
+    a group without parameters on this rank. An optimizer that was made before the model was cut has those of other ranks, too.
+    Raises InputError for parameters that are neither.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(
             f"optimizer={shown(optimizer)} is no optimizer", hint="optimizer=torch.optim.Adam(pipe.parameters())"
         )
     gradients = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"]]
+    absent = set(map(id, elsewhere))
+    _check_known(gradients, {*map(id, own), *absent})
+    wholes = [group["params"] for group in optimizer.param_groups]
+    others = {key: optimizer.state.pop(key) for key in [*optimizer.state] if id(key) in absent}
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in absent]
     empty = [(index, group) for index, group in enumerate(optimizer.param_groups) if not group["params"]]
     try:
         for parameter, _ in gradients:
@@ -86,5 +103,17 @@ def _prepared(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     finally:
         for index, group in empty:
             optimizer.param_groups.insert(index, group)
+        for group, whole in zip(optimizer.param_groups, wholes, strict=True):
+            group["params"] = whole
+        optimizer.state.update(others)
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+def _check_known(gradients: Sequence[tuple[nn.Parameter, Any]], known: Collection[int]) -> None:
+    if foreign := [tuple(parameter.shape) for parameter, _ in gradients if id(parameter) not in known]:
+        raise InputError(
+            f"the optimizer has parameters that are not the pipeline's: {len(foreign)}, the first of shape {foreign[0]}",
+            why="states are kept by the names that parameters have in the model",
+            hint="an optimizer of their own for other parameters, such as those of a loss",
+        )

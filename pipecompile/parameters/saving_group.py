@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.distributed as dist
 
-__all__ = ["save_among", "saving_group", "saving_ranks"]
+__all__ = ["Savers", "save_among", "saving_group", "saving_ranks"]
 
 _LEFT: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
 """The default group, and the group of the ranks that are left of it."""
@@ -25,3 +27,31 @@ def saving_ranks() -> list[int]:
     """Return the ranks that save."""
     group = saving_group()
     return [*range(dist.get_world_size())] if group is None else dist.get_process_group_ranks(group)
+
+
+@dataclass(frozen=True, slots=True)
+class Savers:
+    """The `ranks` that save a checkpoint together, in process group `group` (None: the default one), as they are when the save is called.
+
+    A thread that writes later asks these: the default group may be gone by then, and the files of one rank are no checkpoint.
+    """
+
+    ranks: tuple[int, ...]
+    rank: int
+    group: dist.ProcessGroup | None
+    default: dist.ProcessGroup | None
+
+    @classmethod
+    def present(cls, group: dist.ProcessGroup | None) -> Savers | None:
+        """Return the present ranks; None for a process that is no rank."""
+        return cls(tuple(saving_ranks()), dist.get_rank(), group, dist.group.WORLD) if dist.is_initialized() else None
+
+    @property
+    def number(self) -> int:
+        """Place of this rank among those that save, as files are numbered."""
+        return self.ranks.index(self.rank)
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether their process group has been destroyed."""
+        return not dist.is_initialized() or dist.group.WORLD is not self.default

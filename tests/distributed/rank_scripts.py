@@ -5,12 +5,14 @@ python tests/distributed/rank_scripts.py FOLDER NAME ... prints a list per scrip
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -132,6 +134,40 @@ def clipped_copy(rank: int, **options: Any) -> Any:
     return [said, loss_of(pipe, rank // 2)]
 
 
+def beside_a_copy(change: Callable[[Any], object]) -> Callable[[int], Any]:
+    """Return a script: the second copy steps after a change of its own, whose inverse it may return; then both step."""
+
+    def run(rank: int) -> Any:
+        pipe = compiled(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp")))
+        first = loss_of(pipe, rank // 2)
+        back = change(pipe) if rank > 1 else None
+        error = loss_of(pipe, rank // 2)
+        if callable(back):
+            back()
+        return [error, loss_of(pipe, rank // 2) == first]
+
+    return run
+
+
+def frozen(pipe: Any) -> None:
+    next(pipe.parameters()).requires_grad_(False)
+
+
+def failed_load(rank: int) -> Any:
+    """Go on after a state that one rank alone could not load."""
+    pipe = compiled()
+    loss_of(pipe)
+    state = pipe.full_state_dict()
+    if rank == 1:
+        del state["2.weight"]
+    said = ""
+    try:
+        pipe.load_state_dict(state)
+    except RuntimeError as error:
+        said = str(error)
+    return [said, loss_of(pipe)]
+
+
 def with_option(name: str, *values: Any) -> Callable[[int], Any]:
     return lambda rank: loss_of(compiled(**{name: values[rank]}))
 
@@ -224,6 +260,50 @@ def thread_ended(rank: int) -> Any:
     return loss_of(pipe)
 
 
+def other_seeds(rank: int, part: int | None = None) -> Any:
+    """Build the model with another seed on each rank, or on each copy; return the loss and what was warned of."""
+    mesh = None if part is None else init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    torch.manual_seed(rank if part is None else part)
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipe = pc.compile(model, 2, loss_fn=square, n_microbatches=2, cost="analytic", mesh=mesh)
+        loss = loss_of(pipe, part or 0)
+        copied = loss_of(copy.deepcopy(pipe), part or 0)
+    return loss == copied, [str(each.message) for each in caught if "begin with" in str(each.message)]
+
+
+def read_beside_steps(_: int) -> Any:
+    """Read the state of this rank in a thread while steps run."""
+    pipe, said, is_over = compiled(), list[str](), Event()
+    loss_of(pipe)
+
+    def read() -> None:
+        while not is_over.is_set():
+            said.append(error_of(lambda: [value.norm().item() for value in pipe.state_dict().values()] and "read"))
+
+    thread = Thread(target=read)
+    thread.start()
+    losses = {loss_of(pipe) for _ in range(100)}
+    is_over.set()
+    thread.join()
+    return len(losses), sorted(set(said))
+
+
+def sliced(rank: int) -> Any:
+    """Give a schedule of slices to compile, and to reschedule, on all ranks; then to reschedule on one."""
+    schedule = pc.build_schedule("seq1f1b", 2, 2, n_slices=2)
+    pipe = compiled()
+    first = loss_of(pipe)
+    errors = [error_of(lambda: compiled(schedule=schedule)), error_of(lambda: pipe.reschedule(schedule))]
+    alone = error_of(lambda: pipe.reschedule(schedule)) if rank == 1 else ""
+    return [*errors, alone, loss_of(pipe) == first]
+
+
+def sliced_on_one(rank: int) -> Any:
+    return loss_of(compiled(**{"schedule": pc.build_schedule("seq1f1b", 2, 2, n_slices=2)} if rank else {}))
+
+
 SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "after a failure": (after_a_failure, 4, TIMEOUT),
     "beside a failure": (beside_a_failure, 2, TIMEOUT),
@@ -231,6 +311,10 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "other norm": (other_norm, 2, TIMEOUT),
     "one copy clips": (clipped_copy, 4, TIMEOUT),
     "copies clip otherwise": (lambda rank: clipped_copy(rank, max_norm=1.0 + rank // 2), 4, TIMEOUT),
+    "eval on a copy": (beside_a_copy(lambda pipe: [pipe.eval()] and pipe.train), 4, TIMEOUT),
+    "frozen on a copy": (beside_a_copy(frozen), 4, TIMEOUT),
+    "loaded on a copy": (beside_a_copy(lambda pipe: pipe.load_state_dict(pipe.state_dict())), 4, TIMEOUT),
+    "failed load": (failed_load, 2, TIMEOUT),
     "loss_reduction": (with_option("loss_reduction", "mean", "sum"), 2, TIMEOUT),
     "batch_norm": (with_option("batch_norm", "each", "deferred"), 2, TIMEOUT),
     "check": (with_option("check", True, False), 2, TIMEOUT),
@@ -245,6 +329,11 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "compiled once more": (compiled_once_more, 2, SHORT),
     "compiled on one": (compiled_on_one, 2, SHORT),
     "thread ended": (thread_ended, 2, SHORT),
+    "other seeds": (other_seeds, 2, TIMEOUT),
+    "other seeds of copies": (lambda rank: other_seeds(rank, rank // 2), 4, TIMEOUT),
+    "read beside steps": (read_beside_steps, 2, TIMEOUT),
+    "slices": (sliced, 2, TIMEOUT),
+    "slices on one": (sliced_on_one, 2, SHORT),
 }
 """Scripts by name, with their number of ranks and the timeout of `init_process_group`."""
 

@@ -45,6 +45,16 @@ def test_a_save_is_noted_until_it_ends() -> None:
     assert first.of_wait(5) == ""
 
 
+def test_threads_that_outlive_a_script_are_noted() -> None:
+    """The rank "has been silent", and nothing else was said."""
+    store = HashStore()
+    first, second = (Absences(store, (4, 5), rank, 1) for rank in (4, 5))
+    second.note_main_end(["wandb-sync"])
+    assert first.of_wait(5) == "its script has ended, and its thread wandb-sync runs on"
+    second.note_main_end(["a", "b"])
+    assert first.of_wait(5) == "its script has ended, and its threads a, b run on"
+
+
 @pytest.mark.timeout(700)
 def test_ranks_with_other_numbers_of_pipelines_are_named(said: dict[str, list[str]]) -> None:
     """Rank 1 "did not take part in the exchange before a program", before."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import gc
-from threading import Event
+from threading import Event, Thread
 from time import monotonic
 from typing import Never
 
@@ -44,3 +44,17 @@ def test_a_report_is_awaited_for_some_time() -> None:
 
     with pytest.raises(ValueError, match="failed"):
         board_watch.await_report(check, 5.0)
+
+
+def test_the_end_of_the_main_thread_is_noted_once_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[list[str]] = []
+    is_over = Event()
+    thread = Thread(target=is_over.wait, name="wandb-sync")
+    monkeypatch.setattr(board_watch, "_AT_MAIN_END", [])
+    board_watch.at_main_end(lambda names: noted.append([name for name in names if name == "wandb-sync"]))
+    thread.start()
+    board_watch._note_main_end()
+    board_watch._note_main_end()
+    is_over.set()
+    thread.join()
+    assert noted == [["wandb-sync"]]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.distributed.failure_report import AwaitedMessage, CopyDisagreement, FailureReport
+from pipecompile.distributed.failure_report import AwaitedMessage, CopyDisagreement, FailureReport, StageDisagreement
 from pipecompile.errors import InputError, RunError
 
 
@@ -53,4 +53,23 @@ def test_ranks_that_disagree_are_told_to_other_copies_without_blame_on_one() -> 
     text = str(FailureReport.from_json(FailureReport.of(error, 2).to_json()).error())
     assert text.startswith(
         "another copy of the pipeline failed: the ranks disagree about the step\n  where  rank 2: a; rank 3: b"
+    )
+
+
+def test_a_disagreement_that_one_rank_does_not_catch_is_its_own_failure() -> None:
+    """The others, which went on, were told of another copy of the pipeline, where there was none."""
+    error = CopyDisagreement("the ranks disagree about the step", where="rank 0: a; rank 1: b")
+    text = str(FailureReport.outside(error, 1, has_copies=False).error())
+    assert text.startswith("rank 1 failed outside a step: CopyDisagreement: the ranks disagree about the step\n")
+    assert FailureReport.outside(error, 1, has_copies=True) == FailureReport.of(error, 1)
+    assert str(FailureReport.outside(ValueError("x"), 1, has_copies=False).error()).startswith(
+        "rank 1 failed outside a step: ValueError: x"
+    )
+
+
+def test_ranks_of_one_stage_that_disagree_are_told_to_others_without_blame_on_one() -> None:
+    error = StageDisagreement("the copies train other parameters", where="rank 1: (4,); rank 3: none")
+    text = str(FailureReport.from_json(FailureReport.of(error, 1).to_json()).error())
+    assert text.startswith(
+        "the ranks of another stage failed: the copies train other parameters\n  where  rank 1: (4,); rank 3: none"
     )

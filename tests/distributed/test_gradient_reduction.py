@@ -12,9 +12,9 @@ from torch import nn
 
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.failure_report import Disagreement
 from pipecompile.distributed.gradient_reduction import GradientReduction
 from pipecompile.distributed.sharded_parameters import ShardedParameters
+from pipecompile.errors import PlanError
 
 
 class Rows(CollectiveGroup):
@@ -30,6 +30,11 @@ class Rows(CollectiveGroup):
             for place, value in change.items():
                 other[place] = value
         return torch.stack(rows)
+
+    ranks = (4, 5)
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return [text, "(5,)"]
 
 
 def reduction(samples: float | None, *others: Sequence[dict[int, float]]) -> GradientReduction:
@@ -47,7 +52,7 @@ def test_a_part_is_weighted_by_its_samples() -> None:
 
 
 def test_a_part_without_samples_weighs_nothing_and_gets_the_loss_in_its_dtype() -> None:
-    step = reduction(None, [{4: 1.0}], [{}], [{0: 0.75, 1: 2.0}])
+    step = reduction(None, [{4: 1.0}], [{0: 0.75, 1: 2.0}])
     step.agree(None)
     assert (step.share, step.is_alike) == (0.0, False)
     assert torch.equal(step.loss_of_batch(None), torch.tensor(0.75, dtype=torch.bfloat16))
@@ -68,11 +73,13 @@ def test_the_divisor_of_a_loss_that_counts_nothing_is_its_floor() -> None:
     [
         (None, [[{}]], "the batch is empty"),
         ("a", [[{3: 1.0}]], "count other things"),
-        ("a", [[{2: 1.0}], [{0: 1.0}]], "other parameters on their ranks"),
+        ("a", [[{5: 1.0}]], "run a step in other modes"),
+        ("a", [[{6: 1.0}]], "frozen on one copy alone"),
+        ("a", [[{2: 1.0, 6: 1.0}]], "a recording of one copy alone"),
     ],
 )
 def test_copies_that_cannot_step_together_raise(
     program: str | None, others: list[list[dict[int, float]]], text: str
 ) -> None:
-    with pytest.raises(Disagreement, match=text):
+    with pytest.raises(PlanError, match=text):
         reduction(2, *others).agree(program)

@@ -94,6 +94,47 @@ def test_the_end_of_a_script_is_noted_with_what_ended_it(monkeypatch: pytest.Mon
     assert noted == ["its script has ended"] * 2 + ["its script has ended by SystemExit: 3"] * 2
 
 
+def test_an_exception_that_another_hook_has_shown_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others were told that the script had ended, and not by what."""
+    noted: list[str] = []
+    monkeypatch.setattr(process_end, "_NOTES", [noted.append])
+    monkeypatch.setattr(sys, "last_value", ValueError("bad record 7"), raising=False)
+    process_end._note()
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    process_end._note()
+    assert noted == ["its script has ended by ValueError: bad record 7", "its script has ended"]
+
+
+def test_an_uncaught_exception_is_noted_before_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    monkeypatch.setattr(process_end, "_HOOKS", [])
+    monkeypatch.setattr(process_end, "_NOTES_OF_ERRORS", [])
+    process_end.note_uncaught(noted.append)
+    report_uncaught(reporter := Reporter())
+    error = ValueError("bad record 7")
+    sys.excepthook(ValueError, error, None)
+    assert noted == [error]
+    assert reporter.said == ["report", "wait"]
+
+
+class Reporter:
+    """What is told of an exception, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def report_outside(self, error: BaseException) -> bool:
+        self.said.append("report")
+        return True
+
+    def wait_for_readers(self, error: BaseException | None = None, since: float | None = None) -> None:
+        self.said.append("wait")
+
+    def note_thread(self, name: str, error: BaseException) -> None:
+        self.said.append("thread")
+
+
 def test_a_script_that_ends_by_an_exception_without_a_text_leaves_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others were told that the process was killed."""
 

@@ -21,7 +21,16 @@ from tests.runtime.test_failed_backward import Spoilt, place
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 SAMPLES = torch.randn(6, 4)
-SCRIPTS = ["not finite", "other norm", "rescheduled", "loaded on one"]
+SCRIPTS = [
+    "not finite",
+    "other norm",
+    "rescheduled",
+    "loaded on one",
+    "failed load",
+    "read beside steps",
+    "slices",
+    "slices on one",
+]
 
 
 def compiled(model: nn.Module, names: Sequence[str] = ("pp",), **options: Any) -> RankPipeline:
@@ -164,3 +173,27 @@ def test_what_ranks_do_otherwise_is_named_and_they_go_on(said: dict[str, list[st
         first, error, last = eval(text.splitlines()[0].removeprefix("result: "))
         assert first == last == 0.72827
         assert what in error
+
+
+@pytest.mark.timeout(700)
+def test_a_rank_that_could_not_load_a_state_and_goes_on_is_told(said: dict[str, list[str]]) -> None:
+    """The ranks went on, one of them with its old weights."""
+    for text in said["failed load"]:
+        assert "training, after 1 load_state_dict; rank 1: pipe.step" in text
+    assert "missing ['2.weight']" in said["failed load"][1]
+
+
+@pytest.mark.timeout(700)
+def test_a_thread_reads_the_state_of_its_rank_beside_steps(said: dict[str, list[str]]) -> None:
+    """It was refused, as if the loss read weights of another rank."""
+    assert [text.splitlines()[0] for text in said["read beside steps"]] == ["result: (1, ['no error: read'])"] * 2
+
+
+@pytest.mark.timeout(700)
+def test_a_schedule_of_slices_is_refused_before_a_step_on_every_rank(said: dict[str, list[str]]) -> None:
+    refusal = "InputError: a schedule of slices is given for stages on several ranks"
+    for rank, text in enumerate(said["slices"]):
+        assert text.count(refusal) == 2 + rank
+        assert text.splitlines()[0].endswith("True]")
+    assert refusal in said["slices on one"][1]
+    assert "rank 1 failed: it did not take part in the exchange before a program" in said["slices on one"][0]

@@ -46,7 +46,15 @@ def on_ranks(function: Callable[[RankState], Any]) -> list[Any]:
 
 def test_every_rank_has_the_keys_of_its_tensors() -> None:
     assert on_ranks(lambda state: state.keys()) == [FIRST, SECOND]
-    assert on_ranks(lambda state: state.keep_own(state.model.state_dict()).keys()) == [FIRST, SECOND]
+    assert on_ranks(lambda state: state.own().keys()) == [FIRST, SECOND]
+
+
+def test_entries_are_detached_unless_variables_are_asked_for() -> None:
+    for kept, detached in zip(
+        *(on_ranks(lambda state, k=k: state.own(keep_vars=k)) for k in (True, False)), strict=True
+    ):  # type: ignore[misc]
+        assert any(isinstance(value, nn.Parameter) for value in kept.values())
+        assert not any(isinstance(value, nn.Parameter) for value in detached.values())
 
 
 def test_before_tensors_are_placed_every_rank_has_all_of_them() -> None:

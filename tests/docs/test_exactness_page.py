@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipecompile.distributed import first_values
 from pipecompile.driver import loss_reads
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import hooked_updates
@@ -56,6 +57,6 @@ def test_each_warning_has_a_row(name: str) -> None:
 def test_each_row_has_a_warning() -> None:
     given = [text for method in METHODS.values() for text in texts(method)]
     given += [*(f"stage X {text}" for text in texts(StageGraphs)), *texts(StepGraphs)]
-    given += [*texts(hooked_updates), *texts(function_state), *texts(loss_reads)]
+    given += [*texts(hooked_updates), *texts(function_state), *texts(loss_reads), *texts(first_values)]
     for pattern in beginnings():
         assert any(re.search(pattern, text) for text in given), f"{pattern} begins no warning"

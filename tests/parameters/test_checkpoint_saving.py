@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -47,8 +48,10 @@ def test_an_asynchronous_checkpoint_has_the_values_of_the_call(tmp_path: Path) -
 
 def test_an_asynchronous_failure_is_raised_by_the_result(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(pc.InputError, match="cannot be written"):
-        pc.save_checkpoint({"a": torch.ones(2)}, tmp_path / "file", 1, asynchronous=True).result()
+    with pytest.warns(UserWarning, match="00000001 cannot be written: "):  # a script may never ask for the result
+        error = pc.save_checkpoint({"a": torch.ones(2)}, tmp_path / "file", 1, asynchronous=True).exception()
+    assert isinstance(error, pc.InputError)
+    assert "cannot be written" in str(error)
 
 
 @pytest.mark.parametrize("phase", ["checksums.json", "last_good"])
@@ -99,7 +102,16 @@ def _save_and_fail_on_rank(rank: int, folder: str) -> None:
         pc.save_checkpoint({f"{rank}.weight": torch.ones(4)}, f"{folder}/failed", 1)
     except pc.InputError as error:
         Path(f"{folder}/{rank}").write_text(str(error))
+    try:
+        pc.save_checkpoint({f"{rank}.weight": torch.ones(4)}, f"{folder}/other", 1 + rank)
+    except pc.InputError as error:
+        Path(f"{folder}/other.{rank}").write_text(str(error))
+    is_begun = Event()
+    checkpoint_saving._SAVER.submit(is_begun.wait)
+    saving = pc.save_checkpoint({f"{rank}.weight": torch.ones(4)}, f"{folder}/run", 3, asynchronous=True)
     dist.destroy_process_group()
+    is_begun.set()
+    Path(f"{folder}/destroyed.{rank}").write_text(str(saving.exception()))
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +125,23 @@ def test_a_write_that_fails_on_the_first_rank_is_told_on_all(saved_by_ranks: Pat
     """The others waited at a barrier, before."""
     for rank in range(2):
         assert "00000001 cannot be written\n  where  rank 0: disk full" in (saved_by_ranks / str(rank)).read_text()
+
+
+def test_ranks_that_save_other_steps_are_told(saved_by_ranks: Path) -> None:
+    """Both went on, and neither checkpoint was whole."""
+    for rank in range(2):
+        text = (saved_by_ranks / f"other.{rank}").read_text()
+        assert text.startswith("the ranks save the checkpoints of different steps\n  where  rank 0: 1; rank 1: 2\n")
+    assert not (saved_by_ranks / "other").exists()
+
+
+def test_a_save_whose_process_group_is_destroyed_meanwhile_is_none_of_one_rank(saved_by_ranks: Path) -> None:
+    """Each rank wrote its own part as a whole checkpoint, and `latest_checkpoint` returned that of the last."""
+    for rank in range(2):
+        text = (saved_by_ranks / f"destroyed.{rank}").read_text()
+        assert "00000003 is not written" in text
+        assert "the process group was destroyed while it was being written" in text
+    assert not (saved_by_ranks / "run" / "00000003").exists()
 
 
 def test_ranks_save_their_parts_beside_the_next_step(saved_by_ranks: Path) -> None:

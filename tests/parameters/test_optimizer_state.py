@@ -91,3 +91,26 @@ def test_a_state_of_something_else_is_refused(state: Any, message: str) -> None:
         load_optimizer_state(dict(layer.named_parameters()), torch.optim.Adam(layer.parameters()), state)
     with pytest.raises(InputError, match="optimizer=None is no optimizer"):
         optimizer_state_of(dict(layer.named_parameters()), None)  # type: ignore[arg-type]
+
+
+def test_parameters_of_other_ranks_are_left_out_and_kept_by_the_optimizer() -> None:
+    """An optimizer that was made before the first step, when no rank knows its part yet, was a KeyError."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer = adam(model)
+    stepped(model, optimizer)
+    here, elsewhere = dict(model[1].named_parameters()), [*model[0].parameters()]
+    state = optimizer_state_of(here, optimizer, elsewhere)
+    assert {key.split(".")[1] for key in state} == {"weight", "bias"}
+    kept = optimizer.state[elsewhere[0]]
+    load_optimizer_state(here, optimizer, state, elsewhere)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4]
+    assert optimizer.state[elsewhere[0]] is kept
+    stepped(model, optimizer)
+
+
+def test_parameters_of_something_else_are_named() -> None:
+    """It was a KeyError."""
+    model, other = nn.Linear(3, 2), nn.Linear(5, 7)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+    with pytest.raises(InputError, match=r"parameters that are not the pipeline's: 2, the first of shape \(7, 5\)"):
+        optimizer_state_of(dict(model.named_parameters()), optimizer)
