@@ -84,7 +84,7 @@ class _TargetBisection:
         self, state: SolverState, loose: LooseClusters, branches: JoinedBranches, candidates: StageCandidates
     ) -> None:
         self.state, self.loose, self.branches, self.table, self.deadline = state, loose, branches, candidates.table, 0.0
-        self.can_shed, machine = bool(branches.relief.any()), state.machine
+        machine = state.machine
         self.shedding, self.joined = (
             FewestStages(
                 branches,
@@ -102,7 +102,7 @@ class _TargetBisection:
         self.deadline = deadline
         self._refute()
         self._settle(self.shedding, is_bound=True)
-        if self.can_shed:
+        if not self.branches.is_exact:
             self._settle(self.joined, is_bound=False)
 
     def _is_over(self) -> bool:

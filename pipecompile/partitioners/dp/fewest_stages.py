@@ -48,7 +48,7 @@ class _Label:
 class FewestStages:
     """Decides whether a number of stages is enough for a target.
 
-    `loose` are the seconds of work that any stage can do. Without `sheds` no side branch is shed: then paths are cuts. With `multicast` a sender pays
+    `loose` are the seconds of work that any stage can do. Without `sheds` no side branch is shed and relays send to all: then paths are cuts. With `multicast` a sender pays
     for each tensor once. `is_complete` tells whether the last search for labels came to its end.
     """
 
@@ -59,8 +59,11 @@ class FewestStages:
         clusters, self.ratio, self.loose = branches.clusters, branches.ratio, loose
         self.candidates, self.n_stages = candidates, n_stages
         self.relief = candidates.table.relief * sheds
+        once = branches.relays if sheds else frozenset()
         several = [
-            f for f, flow in enumerate(clusters.flows) if len(flow.consumers) > 1 and flow.time and not multicast
+            f
+            for f, flow in enumerate(clusters.flows)
+            if len(flow.consumers) > 1 and flow.time and not multicast and flow.source not in once
         ]
         self.time = np.array([clusters.flows[f].time for f in several])
         self.has_source, self.n_inside = candidates.has_source[:, several], candidates.n_inside[:, several]

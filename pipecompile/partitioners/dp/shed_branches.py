@@ -23,7 +23,7 @@ def shed_parts(
     """Return the cut after parts have left the stages above the target, from the last to the first. Requires a device per stage."""
     tracker, limit = LoadTracker(clusters, machine, assignment), target * (1 + TOLERANCE)
     for s in reversed(range(len(machine))):
-        left = [part for part in parts if assignment[part.consumer] == s]
+        left = [part for part in parts if assignment[part.consumer] == s and part.gain > 0]
         while left and tracker.load(s) > limit:
             part = _smallest_enough(left, tracker.load(s) - limit)
             left.remove(part)
@@ -39,8 +39,9 @@ def _smallest_enough(parts: Sequence[BranchPart], seconds: float) -> BranchPart:
 
 
 def _move(tracker: LoadTracker, part: BranchPart, origin: int, limit: float) -> bool:
-    """Move a part to the last stage before its own that stays below the limit. Return whether there is one."""
-    for s in reversed(range(origin)):
+    """Move a part to the last stage before its own that stays below the limit, not before what it reads. Return whether there is one."""
+    first = max((tracker.assignment[source] for source in part.sources), default=0)
+    for s in reversed(range(first, origin)):
         for cluster in part.members:
             tracker.move(cluster, s)
         if tracker.load(s) <= limit:

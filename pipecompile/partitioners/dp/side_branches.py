@@ -1,48 +1,62 @@
-"""Side branches: clusters that compute something from no input, for one consumer, such as noise, a mask or a table of positions.
+"""Side branches: clusters that compute something without the data of the main input, for one consumer, such as noise or a mask.
 
-    noise ──╮                      a side branch could be computed on any stage before; each multiplies the down-sets.
-    x ─▶ a ─▶ b ─▶ c ...           Joined with its consumer, here b, it multiplies nothing
+    noise ──╮            ╭─▶ view ─╮       a side branch could be computed on any stage before its consumer: each multiplies the
+    x ─▶ a ─▶ b    table ┤         ├─▶ ..  down-sets. Joined with its consumer it multiplies nothing. A branch may read what other
+                         ╰─▶ view ─▶ c     clusters off the main path compute for many, here a table of positions
 
-Joined, a cut may be worse than the best one: the stage of b cannot shed the work of the branch. It gains by that at most its *relief*, the
-work less the seconds in which it receives the tensor instead, and the stage that takes the work over gains at least `ratio` times as much
-load, since it sends the tensor. Where a branch takes no longer than its tensor the relief is 0, and joining loses nothing.
+Joined, a cut may be worse than the best one: the stage of b cannot shed the work of the branch. It gains by that at most its *relief*:
+the work, and the seconds in which it receives what the branch reads, less those in which it receives the result instead. The stage that
+takes the work over gains at least `ratio` times as much load, since it sends the result. Where a branch takes no longer than its result
+the relief is 0. Nor can a branch on another stage send its result on in place of the table: for a bound the stage of the table, a *relay*,
+sends it once. Where there is neither relief nor relay, joining loses nothing.
 
-A bound is a relaxation: stages shed any part of their relief, in any parts, and owe `ratio` times as much to stages before.
+A bound is a relaxation: stages shed any part of their relief, in any pieces, and owe `ratio` times as much to stages before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.clusters import Clusters, adjacency, merge, transitive_closure
+from pipecompile.partitioners.clusters import Clusters, Flow, adjacency, merge, transitive_closure
 
 __all__ = ["JoinedBranches", "BranchPart", "join_side_branches"]
 
 
 @dataclass(frozen=True, slots=True)
 class BranchPart:
-    """Clusters of a side branch that can leave the stage of their consumer together, and the seconds that it gains."""
+    """Clusters of a side branch that can leave the stage of their consumer together, what they read from outside of the branch, the
+    seconds that the stage gains, and the least load that another one gets. The last member sends.
+    """
 
     consumer: int
     members: tuple[int, ...]
+    sources: tuple[int, ...]
     gain: float
+    load: float
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedBranches:
     """Clusters with their side branches. `relief` has the seconds of work at speed 1 that the stage of each cluster can gain by
     shedding; `ratio` is the least load elsewhere per second of relief. `parts` are what can be shed, as clusters before joining.
+    `relays` are clusters that branches read from.
     """
 
     clusters: Clusters
     relief: NDArray[np.float64]
     ratio: float
     parts: tuple[BranchPart, ...] = ()
+    relays: frozenset[int] = frozenset()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether joining loses nothing."""
+        return not self.relays and not self.relief.any()
 
 
 def join_side_branches(clusters: Clusters, speed: float, most: float = inf) -> JoinedBranches:
@@ -50,28 +64,31 @@ def join_side_branches(clusters: Clusters, speed: float, most: float = inf) -> J
     branches = _Branches(clusters, speed, most)
     joined = merge(clusters, [(v, consumer) for v, consumer in branches.consumer_of.items()])
     relief = np.zeros(len(joined))
-    index = {names: number for number, cluster in enumerate(joined.members) for names in cluster}
+    index = {name: number for number, names in enumerate(joined.members) for name in names}
     parts = branches.parts()
-    for consumer, seconds in branches.reliefs().items():
+    for consumer, seconds in branches.reliefs(parts).items():
         relief[index[clusters.members[consumer][0]]] = seconds
-    ratio = min((1.0 + 2.0 * float(branches.sent[part.members[-1]]) / part.gain for part in parts), default=1.0)
-    return JoinedBranches(joined, relief, ratio, parts)
+    ratio = min((part.load / part.gain for part in parts if part.gain > 0), default=1.0)
+    relays = frozenset(index[clusters.members[source][0]] for part in parts for source in part.sources)
+    return JoinedBranches(joined, relief, ratio, parts, relays)
 
 
 class _Branches:
     """`consumer_of` has the cluster that each side branch is joined with."""
 
     def __init__(self, clusters: Clusters, speed: float, most: float) -> None:
-        self.most = most
-        self.time = np.array(clusters.time) / speed
-        self.sent = np.zeros(len(clusters))
+        self.most, self.time = most, np.array(clusters.time) / speed
+        self.sent, self.inputs = np.zeros(len(clusters)), [list[Flow]() for _ in range(len(clusters))]
         for flow in clusters.flows:
             self.sent[flow.source] += flow.time
+            for consumer in flow.consumers:
+                self.inputs[consumer].append(flow)
         data = {(flow.source, consumer) for flow in clusters.flows for consumer in flow.consumers}
         self.sources, self.readers = adjacency(replace(clusters, arcs=tuple(sorted(data))))
         self.closure = transitive_closure(clusters)
         _, self.successors = adjacency(clusters)
-        self.consumer_of = self._consumers(set(np.flatnonzero(~self._main(clusters, data)).tolist()))
+        self.is_main = self._main(clusters, data)
+        self.consumer_of = self._consumers(set(np.flatnonzero(~self.is_main).tolist()))
 
     def _main(self, clusters: Clusters, data: set[tuple[int, int]]) -> NDArray[np.bool_]:
         """Return whether each cluster depends on the data of the source from which most of the work depends."""
@@ -88,42 +105,39 @@ class _Branches:
                 ends = {consumer_of.get(reader, reader) for reader in self.readers[v]}
                 if len(ends) == 1 and self._is_after(self.successors[v], next(iter(ends)), consumer_of):
                     (consumer_of[v],) = ends
-            above = self._above(consumer_of)
-            if above.keys() == free:
+            kept = {part.members[-1] for part in self._parts(consumer_of)}
+            if kept == free:
                 return consumer_of
-            free = set(above)
+            free = kept
 
     def _is_after(self, successors: list[int], consumer: int, consumer_of: Mapping[int, int]) -> bool:
         """Return whether all that must come after a cluster comes after its consumer too."""
         return all(self.closure[consumer, consumer_of.get(after, after)] for after in successors)
 
-    def _above(self, consumer_of: Mapping[int, int]) -> dict[int, set[int]]:
-        """Return, per cluster of a side branch, the clusters before it and itself, where all of them are in side branches and together
-        take no longer than allowed.
-        """
-        above: dict[int, set[int]] = {}
-        for v in sorted(consumer_of):
-            if all(source in above for source in self.sources[v]):
-                members = {v}.union(*(above[source] for source in self.sources[v]))
-                if self.time[list(members)].sum() <= self.most:
-                    above[v] = members
-        return above
-
     def parts(self) -> tuple[BranchPart, ...]:
-        """Return each cluster of a side branch with all before it, where a stage gains by shedding them. The last one sends."""
-        parts = list[BranchPart]()
-        for v, members in self._above(self.consumer_of).items():
-            gain = float(self.time[list(members)].sum() - self.sent[v])
-            if gain > 0:
-                parts.append(BranchPart(self.consumer_of[v], tuple(sorted(members)), gain))
-        return tuple(parts)
+        """Return each cluster of a side branch, with all before it in the branch."""
+        return tuple(self._parts(self.consumer_of))
 
-    def reliefs(self) -> dict[int, float]:
+    def _parts(self, consumer_of: Mapping[int, int]) -> Iterator[BranchPart]:
+        """Yield the parts of branches that take no longer than allowed, read nothing of the main data, and send no less than they read."""
+        above: dict[int, set[int]] = {}
+        for v, consumer in sorted(consumer_of.items()):
+            members = {v}.union(*(above.get(source, ()) for source in self.sources[v]))
+            flows = {flow for member in members for flow in self.inputs[member] if flow.source not in members}
+            sources = tuple(sorted({flow.source for flow in flows}))
+            work, received = float(self.time[list(members)].sum()), sum(flow.time for flow in flows)
+            sent = float(self.sent[v])
+            if work <= self.most and received <= sent and not self.is_main[list(sources)].any():
+                above[v] = members
+                gain, load = work + received - sent, work + sent - received
+                yield BranchPart(consumer, tuple(sorted(members)), sources, gain, load)
+
+    def reliefs(self, parts: Iterable[BranchPart]) -> dict[int, float]:
         """Return what the stage of each consumer gains at most."""
-        gains = {part.members[-1]: part.gain for part in self.parts()}
         reliefs, best = dict[int, float](), dict[int, float]()
-        for v, consumer in sorted(self.consumer_of.items()):
-            best[v] = max(gains.get(v, 0.0), sum(best[source] for source in self.sources[v]))
+        for part in parts:  # in the order of the clusters that send
+            v = part.members[-1]
+            best[v] = max(part.gain, sum(best.get(source, 0.0) for source in self.sources[v]), 0.0)
             if not all(reader in self.consumer_of for reader in self.readers[v]):
-                reliefs[consumer] = reliefs.get(consumer, 0.0) + best[v]
+                reliefs[part.consumer] = reliefs.get(part.consumer, 0.0) + best[v]
         return reliefs

@@ -65,4 +65,24 @@ def test_a_second_tower_is_no_side_branch():
         frozenset("c"),
         frozenset(("p", "q")),
     }  # its begin alone is joined
-    assert [part.gain for part in result.parts] == [0.5]
+    assert [(part.gain, part.load) for part in result.parts] == [(0.5, 1.5)]
+
+
+def test_views_of_a_table_are_joined_with_their_readers_and_the_table_is_a_relay():
+    extra = (Node("table", 1.0), Node("view", 0.0), Node("scaled", 2.0))
+    tensors = (Tensor("table", ("view", "scaled"), 1.0), Tensor("view", ("b",), 1.0), Tensor("scaled", ("c",), 1.5))
+    result = join_side_branches(coarsen(chain_with(*extra, tensors=tensors)), 1.0)
+    members = [frozenset(names) for names in result.clusters.members]
+    assert set(members) == {frozenset("a"), frozenset(("b", "view")), frozenset(("c", "scaled")), frozenset(("table",))}
+    assert result.relays == {members.index(frozenset(("table",)))}
+    assert result.relief[members.index(frozenset(("c", "scaled")))] == 1.5  # 2 and 1 received, for 1.5
+    assert result.relief.sum() == 1.5
+    assert result.ratio == pytest.approx(2.5 / 1.5)
+    assert not result.is_exact
+
+
+def test_a_view_that_sends_less_than_it_reads_stays():
+    extra = (Node("table", 1.0), Node("row", 0.0), Node("other", 0.0))
+    tensors = (Tensor("table", ("row", "other"), 1.0), Tensor("row", ("b",), 0.5), Tensor("other", ("c",), 0.5))
+    clusters, _, _ = joined(chain_with(*extra, tensors=tensors))
+    assert frozenset(("row",)) in clusters
