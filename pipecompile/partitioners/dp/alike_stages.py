@@ -10,15 +10,14 @@ raise the bound, and whose paths become cuts where the parts fit elsewhere; and,
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 from time import monotonic
 
 import numpy as np
 
 from pipecompile.partitioners.clusters import Clusters, transitive_closure
 from pipecompile.partitioners.dp.fewest_stages import FewestStages
-from pipecompile.partitioners.dp.loose_clusters import LooseClusters, set_aside
-from pipecompile.partitioners.dp.shed_branches import shed_parts
-from pipecompile.partitioners.dp.side_branches import JoinedBranches, join_side_branches
+from pipecompile.partitioners.dp.reduced_graph import ReducedGraph, reduced
 from pipecompile.partitioners.dp.stage_candidates import StageCandidates, find_candidates, list_down_sets
 from pipecompile.partitioners.dp.stage_filling import MAX_CLUSTERS
 from pipecompile.partitioners.incumbent import SolverState
@@ -30,11 +29,8 @@ STEP = 0.5
 without labels is often that with them.
 """
 
-LOOSE_SHARE = 0.05
-"""Most work of a component that is set aside, as a share of the average stage: small ones fit into what the others leave."""
-
-BRANCH_SHARE = 0.2
-"""Most work of a side branch that is joined with its consumer, likewise: a tower beside the main one is not."""
+REACHES = 0.01, 0.05, 0.2, inf
+"""Limits of targets above the lower bound, as its shares, one after the other: below a low limit few down-sets can be boundaries."""
 
 
 def has_alike_stages(state: SolverState) -> bool:
@@ -62,47 +58,53 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
     if state.assignment is None or not state.has_gap or len(state.machine) < 2 or not has_alike_stages(state):
         return
     state.enter("down-sets")
-    average = sum(state.clusters.time) / len(state.machine)
-    loose = set_aside(state.clusters, LOOSE_SHARE * average)
-    branches = join_side_branches(loose.rest, state.machine.speed[0], BRANCH_SHARE * average / state.machine.speed[0])
-    table = list_down_sets(branches, state.machine, state.target, deadline)
-    if table is None:
-        return
-    candidates = find_candidates(branches.clusters, table, len(state.machine), state.target, deadline)
-    if candidates is not None:
-        search, before = _TargetBisection(state, loose, branches, candidates), state.tolerance
+    graph = reduced(state.clusters, state.machine)
+    before = state.tolerance
+    for reach in REACHES:
+        limit = min(state.lower_bound * (1 + reach), state.target) if state.lower_bound else state.target
+        search = _TargetBisection.of(state, graph, limit, deadline)
+        if search is None:
+            break
         state.tolerance = tolerance
         search.run(deadline)
         state.tolerance = before
-        search.run(early_deadline)
+        if not state.has_gap or state.bottleneck <= limit or limit >= state.target:
+            search.run(early_deadline)
+            break
 
 
 class _TargetBisection:
-    """The rounds over the candidates below the incumbent."""
+    """The rounds over the candidates below a limit."""
 
-    def __init__(
-        self, state: SolverState, loose: LooseClusters, branches: JoinedBranches, candidates: StageCandidates
-    ) -> None:
-        self.state, self.loose, self.branches, self.table, self.deadline = state, loose, branches, candidates.table, 0.0
-        machine = state.machine
+    def __init__(self, state: SolverState, graph: ReducedGraph, candidates: StageCandidates, limit: float) -> None:
+        self.state, self.graph, self.table, self.limit = state, graph, candidates.table, limit
+        self.deadline = 0.0
+        n_stages, multicast = len(state.machine), state.machine.multicast
         self.shedding, self.joined = (
-            FewestStages(
-                branches,
-                candidates,
-                len(machine),
-                loose.work / machine.speed[0],
-                sheds=sheds,
-                multicast=machine.multicast,
-            )
+            FewestStages(graph.branches, candidates, n_stages, graph.loose_work, sheds=sheds, multicast=multicast)
             for sheds in (True, False)
         )
+
+    @classmethod
+    def of(cls, state: SolverState, graph: ReducedGraph, limit: float, deadline: float) -> _TargetBisection | None:
+        """Return the rounds; None if there are too many down-sets or candidates, or after the deadline."""
+        table = list_down_sets(graph.branches, state.machine, limit, deadline)
+        if table is None:
+            return None
+        candidates = find_candidates(graph.branches.clusters, table, len(state.machine), limit, deadline)
+        return None if candidates is None else cls(state, graph, candidates, limit)
+
+    @property
+    def high(self) -> float:
+        """The highest target."""
+        return min(self.limit, self.state.target)
 
     def run(self, deadline: float) -> None:
         """Run the rounds, to the tolerance of the state or the deadline."""
         self.deadline = deadline
         self._refute()
         self._settle(self.shedding, is_bound=True)
-        if not self.branches.is_exact:
+        if not self.graph.branches.is_exact:
             self._settle(self.joined, is_bound=False)
 
     def _is_over(self) -> bool:
@@ -110,8 +112,8 @@ class _TargetBisection:
 
     def _refute(self) -> None:
         """Raise the bound to what is refuted without labels."""
-        low, target = self.state.lower_bound, self.state.target
-        high = 2 * target - low  # the first target is that of the incumbent
+        low, target = self.state.lower_bound, self.high
+        high = 2 * target - low  # the first target is the highest
         while high - low > STEP * self.state.tolerance * self.state.bottleneck and not self._is_over():
             if self.shedding.is_refuted(target):
                 low = target
@@ -122,7 +124,7 @@ class _TargetBisection:
 
     def _settle(self, count: FewestStages, *, is_bound: bool) -> None:
         """Search the least target with a path, offer cuts along paths, and raise the bound if a target without a path has no cut."""
-        low, high, step = self.state.lower_bound, self.state.target, STEP * self.state.tolerance
+        low, high, step = self.state.lower_bound, self.high, STEP * self.state.tolerance
         target = low + step * self.state.bottleneck
         while high - low > step * self.state.bottleneck and not self._is_over():
             boundaries = count.path(target, self.deadline)
@@ -138,11 +140,8 @@ class _TargetBisection:
             target = (low + high) / 2
 
     def _offer(self, boundaries: list[int], target: float) -> None:
-        """Offer the cut of a path, in which stages above the target shed parts of side branches."""
-        machine, rest = self.state.machine, self.loose.rest
-        cut = rest.project(self.branches.clusters, self._assignment(boundaries))
-        cut = shed_parts(rest, machine, cut, self.branches.parts, target)
-        self.state.offer(self.loose.place(self.state.clusters, machine, cut), method="dp")
+        """Offer the cut of a path."""
+        self.state.offer(self.graph.expand(self._assignment(boundaries), target), method="dp")
 
     def _assignment(self, boundaries: list[int]) -> list[int]:
         """Return the stage of every cluster of a path."""

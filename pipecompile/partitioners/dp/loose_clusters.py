@@ -16,7 +16,7 @@ from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
 
-__all__ = ["LooseClusters", "set_aside"]
+__all__ = ["LooseClusters", "restricted", "set_aside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ def set_aside(clusters: Clusters, most: float) -> LooseClusters:
     small = [number for number, seconds in enumerate(work) if seconds <= most and number != main]
     loose = tuple(found[number] for number in small)
     kept = sorted(set(range(len(clusters))).difference(*loose))
-    rest = _restricted(clusters, kept) if loose else clusters
+    rest = restricted(clusters, kept) if loose else clusters
     return LooseClusters(tuple(kept), rest, loose, sum(work[number] for number in small))
 
 
-def _restricted(clusters: Clusters, kept: Sequence[int]) -> Clusters:
+def restricted(clusters: Clusters, kept: Sequence[int]) -> Clusters:
     """Return some of the clusters, to which no arc or flow leads from others. Pins and pairs apart have no meaning there."""
     index = {old: new for new, old in enumerate(kept)}
     users = [(tuple(index[v] for v in old if v in index), size) for old, size in clusters.shared]

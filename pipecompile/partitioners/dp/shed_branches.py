@@ -39,8 +39,8 @@ def _smallest_enough(parts: Sequence[BranchPart], seconds: float) -> BranchPart:
 
 
 def _move(tracker: LoadTracker, part: BranchPart, origin: int, limit: float) -> bool:
-    """Move a part to the last stage before its own that stays below the limit, not before what it reads. Return whether there is one."""
-    first = max((tracker.assignment[source] for source in part.sources), default=0)
+    """Move a part to the last stage before its own that stays below the limit, not before what it comes after. Return whether there is one."""
+    first = max((tracker.assignment[source] for source in part.after), default=0)
     for s in reversed(range(first, origin)):
         for cluster in part.members:
             tracker.move(cluster, s)

@@ -8,7 +8,7 @@ Joined, a cut may be worse than the best one: the stage of b cannot shed the wor
 the work, and the seconds in which it receives what the branch reads, less those in which it receives the result instead. The stage that
 takes the work over gains at least `ratio` times as much load, since it sends the result. Where a branch takes no longer than its result
 the relief is 0. Nor can a branch on another stage send its result on in place of the table: for a bound the stage of the table, a *relay*,
-sends it once. Where there is neither relief nor relay, joining loses nothing.
+sends it once. Where there is neither relief nor relay, joining loses nothing. So views on the main path, which take no time, are joined as well.
 
 A bound is a relaxation: stages shed any part of their relief, in any pieces, and owe `ratio` times as much to stages before.
 """
@@ -24,18 +24,19 @@ from numpy.typing import NDArray
 
 from pipecompile.partitioners.clusters import Clusters, Flow, adjacency, merge, transitive_closure
 
-__all__ = ["JoinedBranches", "BranchPart", "join_side_branches"]
+__all__ = ["BranchPart", "JoinedBranches", "join_side_branches", "main_clusters"]
 
 
 @dataclass(frozen=True, slots=True)
 class BranchPart:
-    """Clusters of a side branch that can leave the stage of their consumer together, what they read from outside of the branch, the
-    seconds that the stage gains, and the least load that another one gets. The last member sends.
+    """Clusters of a side branch that can leave the stage of their consumer together, what must come before them, and what they read that
+    others read too; the seconds that the stage gains, and the least load that another one gets. The last member sends.
     """
 
     consumer: int
     members: tuple[int, ...]
-    sources: tuple[int, ...]
+    after: tuple[int, ...]
+    shared: tuple[int, ...]
     gain: float
     load: float
 
@@ -69,8 +70,22 @@ def join_side_branches(clusters: Clusters, speed: float, most: float = inf) -> J
     for consumer, seconds in branches.reliefs(parts).items():
         relief[index[clusters.members[consumer][0]]] = seconds
     ratio = min((part.load / part.gain for part in parts if part.gain > 0), default=1.0)
-    relays = frozenset(index[clusters.members[source][0]] for part in parts for source in part.sources)
+    relays = frozenset(index[clusters.members[source][0]] for part in parts for source in part.shared)
     return JoinedBranches(joined, relief, ratio, parts, relays)
+
+
+def main_clusters(clusters: Clusters) -> NDArray[np.bool_]:
+    """Return whether each cluster depends on the data of the source on which most of the work depends."""
+    arcs, time = _data_arcs(clusters), np.array(clusters.time)
+    closure = transitive_closure(replace(clusters, arcs=arcs))
+    sources = set(range(len(clusters))) - {b for _, b in arcs}
+    main: NDArray[np.bool_] = closure[max(sorted(sources), key=lambda v: float(closure[v] @ time))]
+    return main
+
+
+def _data_arcs(clusters: Clusters) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of clusters of which the second reads the first."""
+    return tuple(sorted({(flow.source, consumer) for flow in clusters.flows for consumer in flow.consumers}))
 
 
 class _Branches:
@@ -83,22 +98,14 @@ class _Branches:
             self.sent[flow.source] += flow.time
             for consumer in flow.consumers:
                 self.inputs[consumer].append(flow)
-        data = {(flow.source, consumer) for flow in clusters.flows for consumer in flow.consumers}
-        self.sources, self.readers = adjacency(replace(clusters, arcs=tuple(sorted(data))))
+        self.sources, self.readers = adjacency(replace(clusters, arcs=_data_arcs(clusters)))
         self.closure = transitive_closure(clusters)
-        _, self.successors = adjacency(clusters)
-        self.is_main = self._main(clusters, data)
-        self.consumer_of = self._consumers(set(np.flatnonzero(~self.is_main).tolist()))
-
-    def _main(self, clusters: Clusters, data: set[tuple[int, int]]) -> NDArray[np.bool_]:
-        """Return whether each cluster depends on the data of the source from which most of the work depends."""
-        closure = transitive_closure(replace(clusters, arcs=tuple(sorted(data))))
-        sources = [v for v, before in enumerate(self.sources) if not before]
-        most: NDArray[np.bool_] = closure[max(sources, key=lambda v: float(closure[v] @ self.time))]
-        return most
+        self.predecessors, self.successors = adjacency(clusters)
+        self.is_main = main_clusters(clusters)
+        self.consumer_of = self._consumers(set(np.flatnonzero(~self.is_main | (self.time == 0)).tolist()))
 
     def _consumers(self, free: set[int]) -> Mapping[int, int]:
-        """Return the consumer of each side branch among clusters without data of the main source."""
+        """Return the consumer of each side branch among some clusters."""
         while True:
             consumer_of: dict[int, int] = {}
             for v in sorted(free, reverse=True):
@@ -119,18 +126,21 @@ class _Branches:
         return tuple(self._parts(self.consumer_of))
 
     def _parts(self, consumer_of: Mapping[int, int]) -> Iterator[BranchPart]:
-        """Yield the parts of branches that take no longer than allowed, read nothing of the main data, and send no less than they read."""
+        """Yield the parts of branches that take no longer than allowed, read no main data that others read too, and send no less than they
+        read.
+        """
         above: dict[int, set[int]] = {}
         for v, consumer in sorted(consumer_of.items()):
             members = {v}.union(*(above.get(source, ()) for source in self.sources[v]))
             flows = {flow for member in members for flow in self.inputs[member] if flow.source not in members}
-            sources = tuple(sorted({flow.source for flow in flows}))
+            after = tuple(sorted({a for member in members for a in self.predecessors[member]} - members))
+            shared = tuple(sorted({flow.source for flow in flows if not members.issuperset(flow.consumers)}))
             work, received = float(self.time[list(members)].sum()), sum(flow.time for flow in flows)
             sent = float(self.sent[v])
-            if work <= self.most and received <= sent and not self.is_main[list(sources)].any():
+            if work <= self.most and received <= sent and not self.is_main[list(shared)].any():
                 above[v] = members
                 gain, load = work + received - sent, work + sent - received
-                yield BranchPart(consumer, tuple(sorted(members)), sources, gain, load)
+                yield BranchPart(consumer, tuple(sorted(members)), after, shared, gain, load)
 
     def reliefs(self, parts: Iterable[BranchPart]) -> dict[int, float]:
         """Return what the stage of each consumer gains at most."""

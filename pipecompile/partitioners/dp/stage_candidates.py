@@ -30,8 +30,8 @@ Bits = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MAX_PASSED = 100_000
-"""Down-sets that are passed in a listing: half a second."""
+MAX_PASSED = 200_000
+"""Down-sets that are passed in a listing: a second."""
 
 MAX_DOWN_SETS = 20_000
 """Down-sets that may be boundaries."""
