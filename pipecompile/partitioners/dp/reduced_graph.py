@@ -27,7 +27,7 @@ BRANCH_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ReducedGraph:
-    """What is left of clusters. `loose_work` has the seconds that any stage can do."""
+    """Clusters, and what is left of them in three steps. `loose_work` has the seconds that any stage can do."""
 
     clusters: Clusters
     machine: Machine
