@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipecompile.partitioners.clusters import Clusters, Flow
 from pipecompile.partitioners.dp.loose_clusters import restricted
 from pipecompile.partitioners.dp.side_branches import JoinedBranches, main_clusters
@@ -45,7 +48,8 @@ class ReadThrough:
 def read_through(branches: JoinedBranches, most: float) -> ReadThrough:
     """Return the branches without clusters that are read through, of which each takes at most so many seconds with all before it."""
     clusters = branches.clusters
-    readers = _readers(clusters, _candidates(clusters, most))
+    is_main = main_clusters(clusters)
+    readers = _readers(clusters, is_main, _candidates(clusters, is_main, most))
     kept = [v for v in range(len(clusters)) if v not in readers]
     if not readers:
         return ReadThrough(branches, tuple(kept), {}, 0.0)
@@ -57,9 +61,9 @@ def read_through(branches: JoinedBranches, most: float) -> ReadThrough:
     return ReadThrough(rest, tuple(kept), readers, sum(clusters.time[v] for v in readers))
 
 
-def _candidates(clusters: Clusters, most: float) -> list[int]:
+def _candidates(clusters: Clusters, is_main: NDArray[np.bool_], most: float) -> list[int]:
     """Return the clusters off the main path that send no less than they read, and take at most so many seconds with all before them."""
-    is_main, n = main_clusters(clusters), len(clusters)
+    n = len(clusters)
     read, sent, before = [0.0] * n, [0.0] * n, [{v} for v in range(n)]
     for flow in sorted(clusters.flows, key=lambda flow: flow.source):
         sent[flow.source] += flow.time
@@ -73,8 +77,8 @@ def _candidates(clusters: Clusters, most: float) -> list[int]:
     ]
 
 
-def _readers(clusters: Clusters, candidates: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Return the readers of each candidate that has few, where all that must come after it reads it."""
+def _readers(clusters: Clusters, is_main: NDArray[np.bool_], candidates: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Return the readers of each candidate that has few, on the main path, where all that must come after it reads it."""
     after: dict[int, set[int]] = {v: set() for v in candidates}
     readers: dict[int, set[int]] = {v: set() for v in candidates}
     for a, b in clusters.arcs:
@@ -87,7 +91,8 @@ def _readers(clusters: Clusters, candidates: Sequence[int]) -> dict[int, tuple[i
     for v in sorted(candidates, reverse=True):  # readers before what they read
         if readers[v] and after[v] == readers[v]:
             taken[v] = tuple(sorted(readers[v]))
-            if len(_final(v, taken)) > MOST_READERS:
+            final = _final(v, taken)
+            if len(final) > MOST_READERS or not all(is_main[reader] for reader in final):
                 del taken[v]
     return taken
 

@@ -127,7 +127,7 @@ class _Branches:
 
     def _parts(self, consumer_of: Mapping[int, int]) -> Iterator[BranchPart]:
         """Yield the parts of branches that take no longer than allowed, read no main data that others read too, and send no less than they
-        read.
+        read. What gains by leaving is for a cluster of the main path: else it is the begin of a tower.
         """
         above: dict[int, set[int]] = {}
         for v, consumer in sorted(consumer_of.items()):
@@ -137,9 +137,10 @@ class _Branches:
             shared = tuple(sorted({flow.source for flow in flows if not members.issuperset(flow.consumers)}))
             work, received = float(self.time[list(members)].sum()), sum(flow.time for flow in flows)
             sent = float(self.sent[v])
-            if work <= self.most and received <= sent and not self.is_main[list(shared)].any():
+            gain, load = work + received - sent, work + sent - received
+            is_small = work <= self.most and (gain <= 0 or bool(self.is_main[consumer]))
+            if is_small and received <= sent and not self.is_main[list(shared)].any():
                 above[v] = members
-                gain, load = work + received - sent, work + sent - received
                 yield BranchPart(consumer, tuple(sorted(members)), after, shared, gain, load)
 
     def reliefs(self, parts: Iterable[BranchPart]) -> dict[int, float]:

@@ -59,10 +59,11 @@ def test_a_cluster_is_placed_with_its_first_reader():
 
 
 @pytest.mark.parametrize(
-    ("problem", "taken"),
-    [(decoder(2, sent=0.05), {"table"}), (decoder(2, view=1.0), {"table"}), (decoder(2, table=1.5), set())],
+    "problem",
+    [decoder(2, sent=0.05), decoder(2, view=1.0), decoder(2, table=1.5)],
     ids=["views that send less than they read", "slow views", "a slow table"],
 )
-def test_what_sends_less_than_it_reads_or_takes_longer_stays(problem, taken):
-    result, names, _ = through(problem)
-    assert {names[v] for v in result.readers} == taken
+def test_what_sends_less_than_it_reads_or_takes_long_stays(problem):
+    result, _, left = through(problem)
+    assert not result.readers
+    assert {"table", "view0", "view1"} <= left

@@ -58,14 +58,8 @@ def test_a_second_tower_is_no_side_branch():
     tower = (Node("p", 1.0), Node("q", 8.0))
     problem = chain_with(*tower, tensors=(Tensor("p", ("q",), 0.5), Tensor("q", ("c",), 0.5)))
     result = join_side_branches(coarsen(problem), 1.0, most=2.0)
-    members = {frozenset(names) for names in result.clusters.members}
-    assert members == {
-        frozenset("a"),
-        frozenset("b"),
-        frozenset("c"),
-        frozenset(("p", "q")),
-    }  # its begin alone is joined
-    assert [(part.gain, part.load) for part in result.parts] == [(0.5, 1.5)]
+    assert len(result.clusters) == 5  # nor is its begin one
+    assert result.is_exact
 
 
 def test_views_of_a_table_are_joined_with_their_readers_and_the_table_is_a_relay():
