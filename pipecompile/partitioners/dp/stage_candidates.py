@@ -33,6 +33,9 @@ Ints = NDArray[np.int64]
 MAX_PASSED = 200_000
 """Down-sets that are passed in a listing: a second."""
 
+MAX_WIDTH = 8_000
+"""Down-sets of one size: a graph with more has too many in all, which is told in a tenth of a second."""
+
 MAX_DOWN_SETS = 20_000
 """Down-sets that may be boundaries."""
 
@@ -94,7 +97,8 @@ def list_down_sets(
                 kept[mask] = work
         levels.advance()
         passed += len(levels.level)
-        if passed > MAX_PASSED or len(kept) > MAX_DOWN_SETS or monotonic() > deadline:
+        is_wide = len(levels.level) > MAX_WIDTH or passed > MAX_PASSED
+        if is_wide or len(kept) > MAX_DOWN_SETS or monotonic() > deadline:
             return None
     return _table(kept, branches)
 
@@ -119,7 +123,7 @@ class _Levels:
                 if larger not in following:
                     freed = tuple(b for b in self.successors[v] if not self.needs[b] & ~larger)
                     following[larger] = (tuple(b for b in ready if b != v) + freed, work + self.time[v])
-            if len(following) > MAX_PASSED:
+            if len(following) > MAX_WIDTH:
                 break
         self.level = following
 

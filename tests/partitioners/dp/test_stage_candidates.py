@@ -75,6 +75,8 @@ def test_too_many_down_sets_or_candidates_are_declined(monkeypatch):
     assert len(table) == 256
     monkeypatch.setattr(stage_candidates, "MAX_CANDIDATES", 100)
     assert find_candidates(branches.clusters, table, 3, 8.0) is None
-    monkeypatch.setattr(stage_candidates, "MAX_PASSED", 100)
-    assert list_down_sets(branches, machine, 8.0) is None
+    for name, most in (("MAX_PASSED", 100), ("MAX_WIDTH", 30), ("MAX_DOWN_SETS", 200)):  # 70 have four clusters
+        with monkeypatch.context() as patch:
+            patch.setattr(stage_candidates, name, most)
+            assert list_down_sets(branches, machine, 8.0) is None
     assert list_down_sets(branches, machine, 8.0, deadline=0.0) is None
