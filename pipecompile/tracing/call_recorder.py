@@ -235,7 +235,7 @@ class CallRecorder(TorchFunctionMode):
             held=call.held,
             draws=call.draws_random,
         )
-        return call.returned()
+        return call.returned(self.leftovers.note_left)
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         target = graph_path(name)

@@ -8,10 +8,12 @@ An attribute counts if a call has put another value with tensors there, and if c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from threading import RLock
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -24,12 +26,22 @@ __all__ = ["NOTHING_LEFT", "AttributeWatch", "LeftAttributes"]
 
 _MISSING: Any = object()
 
+_LOCKS: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
+"""Of modules that leave attributes."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeftAttributes:
     """The attributes that one call leaves: (path of the module within the piece's, name) of each."""
 
     names: tuple[tuple[str, str], ...] = ()
+
+    def of_run(self, owner: nn.Module, run: Callable[[], Any]) -> Any:
+        """Call a module and return as `joined` does. Threads that call the same one take turns: each gets what its own call left."""
+        if not self.names:
+            return run()
+        with _LOCKS.setdefault(owner, RLock()):
+            return self.joined(owner, run())
 
     def joined(self, owner: nn.Module, result: Any) -> Any:
         """Return the result of a call together with what it has left; the result alone if it left nothing."""

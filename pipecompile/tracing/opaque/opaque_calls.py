@@ -51,9 +51,13 @@ class OpaqueCall:
     held: tuple[torch.Tensor, ...]
     draws_random: bool
 
-    def returned(self) -> Any:
-        """Return what the model's Python gets. It finds what the call leaves in attributes."""
-        return self.module.expected_results[-1].left.separated(self.module.owner[0], self.result)
+    def returned(self, note_left: Callable[[nn.Module, str], None]) -> Any:
+        """Return what the model's Python gets. It finds in attributes what the call leaves; `note_left` is called for each."""
+        left, owner = self.module.expected_results[-1].left, self.module.owner[0]
+        result = left.separated(owner, self.result)
+        for path, name in left.names:
+            note_left(owner.get_submodule(path), name)
+        return result
 
     def spelling(self, args: tuple[Any, ...]) -> NodeCall:
         """Return opcode, target and arguments of the node."""

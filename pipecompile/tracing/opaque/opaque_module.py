@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import sympy
@@ -102,7 +103,7 @@ class OpaqueModule(nn.Module):
         if detect_fake_mode() is not None:
             return self._fake_result(expected, size, args, kwargs)
         versions = self.watched.versions()
-        result = expected.left.joined(self.owner[0], self.run(*args, **kwargs))
+        result = expected.left.of_run(self.owner[0], partial(self.run, *args, **kwargs))
         self._check(expected, size, result)
         if written := self.watched.written_since(versions):
             what = (

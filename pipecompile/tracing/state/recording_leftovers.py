@@ -10,7 +10,7 @@ self.norm.eval()                            a mode switched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, ch
 from pipecompile.tracing.user_source import warn
 
 __all__ = ["ModuleSnapshots", "RecordingLeftovers"]
+
+
+_NOTHING = object()
 
 
 class RecordingLeftovers:
@@ -38,6 +41,7 @@ class RecordingLeftovers:
         self._lengths_read: set[int] = set()
         self._leaf_keys: set[tuple[int, Any]] = set()
         self._graph_keys: set[tuple[int, Any]] = set()
+        self._left: dict[tuple[int, Any], Any] = {}
 
     @property
     def written(self) -> frozenset[tuple[int, Any]]:
@@ -63,6 +67,14 @@ class RecordingLeftovers:
         yield
         if watch:
             self._leaf_keys |= change_keys(watch.changes())
+
+    def note_left(self, module: nn.Module, name: str) -> None:
+        """Note the value that a piece kept whole has left in an attribute."""
+        self._left[id(vars(module)), name] = vars(module)[name]
+
+    def of_pieces(self, changes: Sequence[StateChange]) -> list[StateChange]:
+        """Return the changes that are what pieces have left last: their Python leaves it in each run, and no node has to."""
+        return [one for one in changes if self._left.get((id(one.place.container), one.key), _NOTHING) is one.value]
 
     def changes(self, since: StateWatch | None = None) -> list[StateChange]:
         """Return the changes since then, by default since construction."""

@@ -85,6 +85,7 @@ def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: l
     first = _computing_nodes(values.graph)
     if recording.leftovers.is_length_read(changes):
         raise CarriedStateError(changes, model)
+    of_pieces = recording.leftovers.of_pieces(changes)
     try:
         later = _later_changes(recording, inputs, changes, first)
     except Exception as error:
@@ -98,7 +99,10 @@ def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: l
         by_kind[_is_constant(change, values, constants)].append(change)
     if not (is_alike and _tensor_keys(by_kind[False]) == _tensor_keys(later) - _tensor_keys(by_kind[True])):
         raise CarriedStateError(changes, model)
-    _warn([change.name for change in _record_changes(changes, later, constants, recording)], model)
+    made = [change for change in changes if not any(change is one for one in of_pieces)]
+    for change in of_pieces:
+        recording.leftovers.note_written(change)
+    _warn([change.name for change in _record_changes(made, later, constants, recording)], model)
     inside = {noted.module: noted.region for noted in map(facts, first) if noted.region}
     _warn_of_repetitions([change for change in changes if change.place.owner in inside], inside, model)
 

@@ -136,3 +136,32 @@ def test_what_is_left_is_joined_to_the_result_and_separated_again() -> None:
     assert owner[0].kept == 3
     assert left.joined(owner, "other") == ("other", [3])
     assert NOTHING_LEFT.joined(owner, "other") == NOTHING_LEFT.separated(owner, "other") == "other"
+
+
+def test_no_node_leaves_what_the_piece_leaves_itself() -> None:
+    """A node would write the attribute in the thread of another stage, while the piece runs on the next micro-batch."""
+    graph = pc.trace(Root(), torch.randn(4, 4))
+    assert not [node.name for node in graph.graph.nodes if node.name.startswith("keep")]
+
+
+@pytest.mark.parametrize("dispatch", ["inline", "threads"])
+def test_code_outside_that_clears_what_a_piece_left_is_obeyed(dispatch: str) -> None:
+    class Cleared(Root):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            output = super().forward(x)
+            self.layers[0].aux = None
+            return output
+
+    torch.manual_seed(0)
+    model, x, y = Cleared(), torch.randn(6, 4), torch.randint(2, (6,))
+    twin = copy.deepcopy(model)
+    options: Any = {"n_microbatches": 3, "cost": "analytic", "loss_fn": loss, "dispatch": dispatch}
+    try:
+        pipe = pc.compile(model, 2, devices=["cpu"] * 2, example_args=(x,), **options)
+        losses = [pipe.step(x, target=y) for _ in range(3)]
+    except pc.PipecompileError:
+        return  # refused is right as well
+    for one in losses:
+        torch.testing.assert_close(one, accumulate(twin, x, 3, loss, y))
+    assert model.layers[0].aux is None
+    torch.testing.assert_close(model.layers[1].aux, twin.layers[1].aux)
