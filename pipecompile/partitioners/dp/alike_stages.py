@@ -111,16 +111,18 @@ class _TargetBisection:
         return not self.state.has_gap or monotonic() > self.deadline
 
     def _refute(self) -> None:
-        """Raise the bound to what is refuted without labels."""
-        low, target = self.state.lower_bound, self.high
-        high = 2 * target - low  # the first target is the highest
+        """Raise the bound to what is refuted without labels. Above the highest target there are candidates that are not known."""
+        low, high = self.state.lower_bound, self.high
+        if self.shedding.is_refuted(high):
+            self.state.raise_bound(high, "dp")
+            return
         while high - low > STEP * self.state.tolerance * self.state.bottleneck and not self._is_over():
+            target = (low + high) / 2
             if self.shedding.is_refuted(target):
                 low = target
                 self.state.raise_bound(low, "dp")
             else:
                 high = target
-            target = (low + high) / 2
 
     def _settle(self, count: FewestStages, *, is_bound: bool) -> None:
         """Search the least target with a path, offer cuts along paths, and raise the bound if a target without a path has no cut."""

@@ -19,12 +19,14 @@ from pipecompile.partitioners.dp.reduced_graph import reduced
 from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
 from pipecompile.partitioners.incumbent import SolverState
 from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.solver import trivial_lower_bound
 
 
 def state_of(problem: Problem, n_stages: int) -> SolverState:
     clusters = coarsen(problem)
     state = SolverState(clusters, Machine.of(problem, n_stages), 0.0, inf, None)
     state.offer([0] * len(clusters))
+    state.raise_bound(trivial_lower_bound(clusters, state.machine))  # so that limits rise
     return state
 
 
