@@ -8,8 +8,11 @@ An attribute counts if a call has put another value with tensors there, and if c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from threading import RLock
 from types import FunctionType
 from typing import Any
@@ -22,7 +25,7 @@ from pipecompile.batching.containers import argument_leaves
 from pipecompile.tracing.loaded_names import attribute_names
 from pipecompile.tracing.reachable_code import reachable
 
-__all__ = ["NOTHING_LEFT", "AttributeWatch", "LeftAttributes"]
+__all__ = ["NOTHING_LEFT", "AttributeWatch", "LeftAttributes", "OutsideNames"]
 
 _MISSING: Any = object()
 
@@ -62,26 +65,40 @@ class LeftAttributes:
 NOTHING_LEFT = LeftAttributes()
 
 
-class AttributeWatch:
-    """The values that attributes of a module had when this was made, as far as code of the model outside of the module names them."""
+class OutsideNames:
+    """The attributes that code of a model names outside of a module. The code is searched when this is first asked, and once."""
 
-    def __init__(self, model: nn.Module, owner: nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    @cached_property
+    def _names(self) -> dict[FunctionType, frozenset[str]]:
+        return {function: attribute_names(function.__code__) for function in reachable(self._model).functions}
+
+    def among(self, names: AbstractSet[str], owner: nn.Module) -> set[str]:
+        """Return those of the names that code outside of a module names."""
         classes = {cls for module in owner.modules() for cls in type(module).__mro__}
         inside = {value for cls in classes for value in vars(cls).values() if isinstance(value, FunctionType)}
-        outside = (one for one in reachable(model).functions if one not in inside)
-        self._named = frozenset[str]().union(*(attribute_names(one.__code__) for one in outside))
-        self._owner = owner
+        return set[str]().union(*(names & named for function, named in self._names.items() if function not in inside))
+
+
+class AttributeWatch:
+    """The values that attributes of a module had when this was made."""
+
+    def __init__(self, owner: nn.Module, outside: OutsideNames) -> None:
+        self._owner, self._outside = owner, outside
         self._before = dict(self._values())
 
-    def _values(self) -> Iterable[tuple[tuple[str, str], Any]]:
+    def _values(self) -> Iterator[tuple[tuple[str, str], Any]]:
         for path, module in self._owner.named_modules():
-            own = vars(module)
-            yield from (((path, name), own[name]) for name in sorted(self._named & own.keys()))
+            yield from (((path, name), value) for name, value in sorted(vars(module).items(), key=itemgetter(0)))
 
     def left(self) -> LeftAttributes:
-        """Return the attributes that have other values now, with tensors."""
+        """Return the attributes that have other values now, with tensors, and that code outside of the module names."""
         changed = [(key, value) for key, value in self._values() if self._before.get(key, _MISSING) is not value]
-        return LeftAttributes(tuple(key for key, value in changed if _has_tensor(value)))
+        left = [key for key, value in changed if _has_tensor(value)]
+        named = self._outside.among({name for _, name in left}, self._owner) if left else set()
+        return LeftAttributes(tuple(key for key in left if key[1] in named))
 
 
 def _has_tensor(value: Any) -> bool:

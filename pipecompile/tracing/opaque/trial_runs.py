@@ -25,7 +25,7 @@ from pipecompile.torch_private.storages import footprint, version_of
 from pipecompile.tracing.interception.randomness import draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
-from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, AttributeWatch, LeftAttributes
+from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, AttributeWatch, LeftAttributes, OutsideNames
 from pipecompile.tracing.opaque.named_tensors import named_by
 from pipecompile.tracing.opaque.saved_bytes import SavedBytes, memory_key
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
@@ -117,12 +117,13 @@ def _contexts(
     model: nn.Module, calls: dict[Piece, list[tuple[TrialCall, list[Any]]]], kernels: _KernelMode
 ) -> tuple[AbstractContextManager[Any], ...]:
     """Return the contexts of a trial run, in which the calls of pieces are noted with the values that they get."""
+    outside = OutsideNames(model)
 
     def handle(piece: Piece, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kernels.observer is not None:
             return run(*args, **kwargs)  # inside another piece, of whose call this is a part: it is not recorded
         owner = model.get_submodule(piece.path)
-        watch = AttributeWatch(model, owner) if piece.is_part else None
+        watch = AttributeWatch(owner, outside) if piece.is_part else None
         with kernels.observing(piece, (args, kwargs)) as observer:
             result = run(*args, **kwargs)
         observer.left = watch.left() if watch is not None else NOTHING_LEFT
