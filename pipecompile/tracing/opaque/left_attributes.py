@@ -25,12 +25,16 @@ from pipecompile.batching.containers import argument_leaves
 from pipecompile.tracing.loaded_names import attribute_names
 from pipecompile.tracing.reachable_code import reachable
 
-__all__ = ["NOTHING_LEFT", "AttributeWatch", "LeftAttributes", "OutsideNames"]
+__all__ = ["NOTHING_LEFT", "AttributeWatch", "LeftAttributes", "OutsideNames", "turns_of"]
 
 _MISSING: Any = object()
 
 _LOCKS: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
-"""Of modules that leave attributes."""
+
+
+def turns_of(owner: nn.Module) -> RLock:
+    """Return the lock of a module that leaves attributes. Its calls take turns, and so do nodes that write these attributes."""
+    return _LOCKS.setdefault(owner, RLock())
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,10 @@ class LeftAttributes:
     names: tuple[tuple[str, str], ...] = ()
 
     def of_run(self, owner: nn.Module, run: Callable[[], Any]) -> Any:
-        """Call a module and return as `joined` does. Threads that call the same one take turns: each gets what its own call left."""
+        """Call a module and return as `joined` does. Threads take turns: each gets what its own call left."""
         if not self.names:
             return run()
-        with _LOCKS.setdefault(owner, RLock()):
+        with turns_of(owner):
             return self.joined(owner, run())
 
     def joined(self, owner: nn.Module, result: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from threading import RLock
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.fake_results import fake_result
+from pipecompile.tracing.opaque.left_attributes import turns_of
 from pipecompile.tracing.opaque.named_tensors import attribute_tensors
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.opaque.result_spec import ResultSpec
@@ -51,12 +53,12 @@ class OpaqueCall:
     held: tuple[torch.Tensor, ...]
     draws_random: bool
 
-    def returned(self, note_left: Callable[[nn.Module, str], None]) -> Any:
+    def returned(self, note_left: Callable[[nn.Module, str, RLock], None]) -> Any:
         """Return what the model's Python gets. It finds in attributes what the call leaves; `note_left` is called for each."""
         left, owner = self.module.expected_results[-1].left, self.module.owner[0]
         result = left.separated(owner, self.result)
         for path, name in left.names:
-            note_left(owner.get_submodule(path), name)
+            note_left(owner.get_submodule(path), name, turns_of(owner))
         return result
 
     def spelling(self, args: tuple[Any, ...]) -> NodeCall:

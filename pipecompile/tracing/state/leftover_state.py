@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import RLock
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ __all__ = [
     "effect_function",
     "effects_muted",
     "hooks_of",
+    "in_turn",
     "without_keys",
 ]
 
@@ -247,6 +249,20 @@ def effect_function(change: StateChange, later: Any) -> Any:
         return _effect("extend", EffectPlace(container, key), container.extend)
     place = EffectPlace(container, key)
     return _effect("keep", place, place.put)
+
+
+def in_turn(effect: Any, turns: RLock | None) -> Any:
+    """Return the function of a node that holds `turns` while it makes a change."""
+    if turns is None:
+        return effect
+
+    def write(*values: Any) -> None:
+        with turns:
+            effect(*values)
+
+    write.__name__ = write.__qualname__ = effect.__name__
+    write.place = effect.place  # type: ignore[attr-defined]
+    return write
 
 
 def _is_equal(one: Any, other: Any) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 from torch import nn
@@ -41,7 +42,7 @@ class RecordingLeftovers:
         self._lengths_read: set[int] = set()
         self._leaf_keys: set[tuple[int, Any]] = set()
         self._graph_keys: set[tuple[int, Any]] = set()
-        self._left: dict[tuple[int, Any], Any] = {}
+        self._left: dict[tuple[int, Any], tuple[Any, RLock]] = {}
 
     @property
     def written(self) -> frozenset[tuple[int, Any]]:
@@ -68,13 +69,20 @@ class RecordingLeftovers:
         if watch:
             self._leaf_keys |= change_keys(watch.changes())
 
-    def note_left(self, module: nn.Module, name: str) -> None:
-        """Note the value that a piece kept whole has left in an attribute."""
-        self._left[id(vars(module)), name] = vars(module)[name]
+    def note_left(self, module: nn.Module, name: str, turns: RLock) -> None:
+        """Note the value that a piece kept whole has left in an attribute. Its calls hold `turns`."""
+        self._left[id(vars(module)), name] = vars(module)[name], turns
 
     def of_pieces(self, changes: Sequence[StateChange]) -> list[StateChange]:
         """Return the changes that are what pieces have left last: their Python leaves it in each run, and no node has to."""
-        return [one for one in changes if self._left.get((id(one.place.container), one.key), _NOTHING) is one.value]
+        return [change for change in changes if self._left_at(change)[0] is change.value]
+
+    def turns_at(self, change: StateChange) -> RLock | None:
+        """Return what a node that makes this change must hold: a piece may be between leaving the attribute and its return."""
+        return self._left_at(change)[1]
+
+    def _left_at(self, change: StateChange) -> tuple[Any, RLock | None]:
+        return self._left.get((id(change.place.container), change.key), (_NOTHING, None))
 
     def changes(self, since: StateWatch | None = None) -> list[StateChange]:
         """Return the changes since then, by default since construction."""

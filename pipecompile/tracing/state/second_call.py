@@ -33,6 +33,7 @@ from pipecompile.tracing.state.leftover_state import (
     StateWatch,
     change_keys,
     effect_function,
+    in_turn,
 )
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
@@ -226,7 +227,8 @@ def _record_changes(
             is_constant = change.tensors and _is_constant(change, recording.values, constants)
             if not is_constant or any(map(change.is_at, later)):
                 recording.leftovers.note_written(change)  # of a table that is made once, guards see that it is there
-            recording.write_effect(effect, () if effect.place.is_count else (change.value,))
+            turns = recording.leftovers.turns_at(change)
+            recording.write_effect(in_turn(effect, turns), () if effect.place.is_count else (change.value,))
     return lost
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from time import sleep
 from typing import Any
 
 import pytest
@@ -144,21 +145,46 @@ def test_no_node_leaves_what_the_piece_leaves_itself() -> None:
     assert not [node.name for node in graph.graph.nodes if node.name.startswith("keep")]
 
 
+class Cleared(Root):
+    """Clears what the first layer has left."""
+
+    def after(self, total: torch.Tensor) -> Any:
+        return None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h, total = super().forward(x)
+        self.layers[0].aux = self.after(total)
+        return h, total
+
+
+class Replaced(Cleared):
+    """Puts a tensor of a later stage in its place."""
+
+    def after(self, total: torch.Tensor) -> Any:
+        return total * 2
+
+
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
-def test_code_outside_that_clears_what_a_piece_left_is_obeyed(dispatch: str) -> None:
-    class Cleared(Root):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            output = super().forward(x)
-            self.layers[0].aux = None
-            return output
+@pytest.mark.parametrize("make", [Cleared, Replaced])
+def test_code_outside_may_write_what_a_piece_left(
+    make: type[Cleared], dispatch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the end of a piece and the read of what it left, the thread of another stage has time to write."""
+    joined = LeftAttributes.joined
+
+    def late(self: LeftAttributes, owner: nn.Module, result: Any) -> Any:
+        if self.names:
+            sleep(0.01)
+        return joined(self, owner, result)
 
     torch.manual_seed(0)
-    model, x, y = Cleared(), torch.randn(6, 4), torch.randint(2, (6,))
+    model, x, y = make(), torch.randn(6, 4), torch.randint(2, (6,))
     twin = copy.deepcopy(model)
-    options: Any = {"n_microbatches": 3, "cost": "analytic", "loss_fn": loss, "dispatch": dispatch}
+    options: Any = {"n_microbatches": 6, "cost": "analytic", "loss_fn": loss, "dispatch": dispatch}
     pipe = pc.compile(model, 2, devices=["cpu"] * 2, example_args=(x,), **options)
+    monkeypatch.setattr(LeftAttributes, "joined", late)
     losses = [pipe.step(x, target=y) for _ in range(3)]
     for one in losses:
-        torch.testing.assert_close(one, accumulate(twin, x, 3, loss, y))
-    assert model.layers[0].aux is None
+        torch.testing.assert_close(one, accumulate(twin, x, 6, loss, y))
+    torch.testing.assert_close(model.layers[0].aux, twin.layers[0].aux)
     torch.testing.assert_close(model.layers[1].aux, twin.layers[1].aux)
