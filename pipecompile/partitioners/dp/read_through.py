@@ -4,7 +4,7 @@
                    ╰─▶ k        ───────────▶              ╰─▶ k
 
 Each layer of a decoder has a view of its own of the table of rotary embeddings, for its queries and keys: each view multiplies the
-down-sets. A cluster is read through if it sends no less than it reads. Without it no stage has more load, if the stage of the table sends
+down-sets. A cluster is read through if each tensor of it is no less than all that it reads. Without it no stage has more load, if the stage of the table sends
 it once, as a relay (`side_branches.py`), and its work is left to any stage. So a bound without it is a bound.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,18 +63,20 @@ def read_through(branches: JoinedBranches, most: float) -> ReadThrough:
 
 
 def _candidates(clusters: Clusters, is_main: NDArray[np.bool_], most: float) -> list[int]:
-    """Return the clusters off the main path that send no less than they read, and take at most so many seconds with all before them."""
+    """Return the clusters off the main path of which no tensor is less than all that they read, and that take at most so many seconds with
+    all before them.
+    """
     n = len(clusters)
-    read, sent, before = [0.0] * n, [0.0] * n, [{v} for v in range(n)]
+    read, least, before = [0.0] * n, [inf] * n, [{v} for v in range(n)]
     for flow in sorted(clusters.flows, key=lambda flow: flow.source):
-        sent[flow.source] += flow.time
+        least[flow.source] = min(least[flow.source], flow.time)
         for consumer in flow.consumers:
             read[consumer] += flow.time
             before[consumer] |= before[flow.source]
     return [
         v
         for v in range(n)
-        if not is_main[v] and sent[v] >= read[v] and sum(clusters.time[u] for u in before[v]) <= most
+        if not is_main[v] and least[v] >= read[v] and sum(clusters.time[u] for u in before[v]) <= most
     ]
 
 

@@ -132,3 +132,19 @@ def test_counters_of_batch_norms_do_not_multiply_the_down_sets():
     state = state_of(problem, 8)
     cut_alike_stages(state, 1e-3, inf, inf)
     assert state.bottleneck - state.lower_bound <= 1e-3 * state.bottleneck
+
+
+def test_a_bound_counts_a_part_of_a_table_as_a_part():
+    times = {"m0": 2.0, "m1": 2.0, "m2": 5.0, "e0": 0.0, "e1": 1.0, "e2": 0.3}
+    tensors = tuple(
+        Tensor(source, (reader,), seconds)
+        for source, reader, seconds in (
+            ("m0", "m1", 0.2), ("m1", "m2", 1.0), ("e0", "e1", 0.5), ("e0", "e2", 1.0), ("e1", "m1", 0.2), ("e2", "m1", 1.0), ("e2", "m2", 0.5),
+        )
+    )  # fmt: skip
+    nodes = tuple(Node(name, seconds) for name, seconds in times.items())
+    problem = Problem(nodes, tuple((t.source, t.consumers[0]) for t in tensors), tensors, multicast=False)
+    state, optimum = state_of(problem, 2), optimum_of(problem, 2)
+    cut_alike_stages(state, 1e-3, inf, inf)
+    assert state.lower_bound <= optimum * (1 + 1e-9)
+    assert optimum <= state.bottleneck * (1 + 1e-9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipecompile.partitioners import Node, Problem, Tensor
@@ -67,3 +69,21 @@ def test_what_sends_less_than_it_reads_or_takes_long_stays(problem):
     result, _, left = through(problem)
     assert not result.readers
     assert {"table", "view0", "view1"} <= left
+
+
+def test_a_view_that_sends_parts_of_what_it_reads_stays():
+    """A stage that reads one part alone would receive all of the table."""
+    nodes = (Node("x", 9.0), Node("table", 0.5), Node("halves", 0.1), Node("y", 1.0), Node("z", 1.0))
+    tensors = (
+        Tensor("x", ("y",), 0.1),
+        Tensor("y", ("z",), 0.1),
+        Tensor("table", ("halves", "y"), 1.0),
+        Tensor("halves", ("y", "z"), 1.0),
+        Tensor("halves", ("z",), 0.5),
+    )
+    problem = Problem(nodes, tuple((t.source, c) for t in tensors for c in t.consumers), tensors)
+    result, _, left = through(problem)
+    assert not result.readers
+    assert "halves" in left
+    whole, names, _ = through(replace(problem, tensors=tensors[:4]))
+    assert {names[v] for v in whole.readers} == {"table", "halves"}

@@ -27,8 +27,8 @@ def graphs(draw: st.DrawFn) -> Problem:
     tensors = []
     for i in range(n - 1):
         readers = draw(st.lists(st.sampled_from(names[i + 1 :]), max_size=3, unique=True))
-        if readers:
-            tensors.append(Tensor(names[i], tuple(readers), draw(st.sampled_from((0.0, 0.5, 1.0, 2.0)))))
+        parts = [tuple(readers)] if draw(st.booleans()) else [(reader,) for reader in readers]
+        tensors += [Tensor(names[i], part, draw(st.sampled_from((0.0, 0.5, 1.0, 2.0)))) for part in parts if part]
     precedence = tuple((t.source, c) for t in tensors for c in t.consumers)
     return Problem(nodes, precedence, tuple(tensors), multicast=draw(st.booleans()))
 
