@@ -14,6 +14,7 @@ from partitioners.oracle import brute_force, problems
 
 from pipecompile.partitioners import Node, Problem, Tensor, partition
 from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.dp import reduced_graph
 from pipecompile.partitioners.dp.alike_stages import cut_alike_stages, has_alike_stages
 from pipecompile.partitioners.dp.reduced_graph import reduced
 from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
@@ -41,6 +42,37 @@ def test_cuts_are_optimal_where_the_reduced_graph_is_exact(problem, n_stages):
     if reduced(state.clusters, state.machine).is_exact:
         assert state.bottleneck == pytest.approx(optimum)
         assert not state.has_gap
+
+
+@st.composite
+def chains_with_tables(draw: st.DrawFn) -> Problem:
+    """Draw a chain, and tables, views and noise beside it that read each other and are read by it."""
+    chain = [f"m{i}" for i in range(draw(st.integers(3, 4)))]
+    extras = [f"e{i}" for i in range(draw(st.integers(2, 4)))]
+    nodes = [Node(name, float(draw(st.integers(0, 5)))) for name in chain]
+    nodes += [Node(name, draw(st.sampled_from((0.0, 0.0, 0.1, 0.3, 1.0)))) for name in extras]
+    readers = {name: chain[i + 1 : i + 1 + draw(st.integers(1, 2))] for i, name in enumerate(chain)}
+    for i, name in enumerate(extras):
+        readers[name] = [one for one in (*extras[i + 1 :], *chain) if draw(st.integers(0, 2)) == 0]
+    tensors = []
+    for name, names in readers.items():
+        parts = [tuple(names)] if draw(st.booleans()) else [(one,) for one in names]
+        tensors += [Tensor(name, part, draw(st.sampled_from((0.0, 0.2, 0.5, 1.0)))) for part in parts if part]
+    return Problem(tuple(nodes), tuple((t.source, c) for t in tensors for c in t.consumers), tuple(tensors),
+                   multicast=draw(st.booleans()))  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(chains_with_tables(), st.integers(2, 3), st.sampled_from((0.3, 5.0)))
+def test_what_is_left_out_of_a_graph_never_makes_a_bound_too_high_or_a_cut_illegal(problem, n_stages, share):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reduced_graph, "LOOSE_SHARE", share)
+        patch.setattr(reduced_graph, "BRANCH_SHARE", share)
+        state, optimum = state_of(problem, n_stages), optimum_of(problem, n_stages)
+        cut_alike_stages(state, 1e-3, inf, inf)
+    assert state.lower_bound <= optimum * (1 + 1e-9)
+    assert state.bottleneck >= optimum * (1 - 1e-9)
+    assert all(state.assignment[a] <= state.assignment[b] for a, b in state.clusters.arcs)
 
 
 @settings(max_examples=100, deadline=None)
