@@ -62,11 +62,8 @@ class RankState:
         for key in [key for key in state if key not in own]:
             del state[key]
         if not keep_vars:
-            tensors = [
-                (k, v)
-                for k, v in state.items()
-                if isinstance(v, torch.Tensor) and k not in extra_state_keys(self.model)
-            ]
+            extra = extra_state_keys(self.model)
+            tensors = [(k, v) for k, v in state.items() if isinstance(v, torch.Tensor) and k not in extra]
             state.update((key, tensor.detach()) for key, tensor in tensors)
         return state
 

@@ -12,7 +12,7 @@ Reachability in the precedence of clusters: a cluster counts as an ancestor and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import networkx as nx
 import numpy as np
@@ -27,6 +27,7 @@ __all__ = [
     "coarsen",
     "head_and_tail_sums",
     "merge",
+    "restricted",
     "singleton_clusters",
     "transitive_closure",
     "transitive_reduction",
@@ -172,6 +173,27 @@ def _merged_shared(
         if size > 0:
             total[users] = total.get(users, 0.0) + size
     return tuple(total.items())
+
+
+def restricted(clusters: Clusters, kept: Sequence[int]) -> Clusters:
+    """Return some of the clusters, to which no arc or flow leads from others. Pins and pairs apart have no meaning there."""
+    index = {old: new for new, old in enumerate(kept)}
+    users = [(tuple(index[v] for v in old if v in index), size) for old, size in clusters.shared]
+    return replace(
+        clusters,
+        members=tuple(clusters.members[v] for v in kept),
+        time=tuple(clusters.time[v] for v in kept),
+        forward=tuple(clusters.forward[v] for v in kept),
+        bytes=tuple(clusters.bytes[v] for v in kept),
+        activation=tuple(clusters.activation[v] for v in kept),
+        arcs=tuple((index[a], index[b]) for a, b in clusters.arcs if a in index),
+        flows=tuple(
+            replace(flow, source=index[flow.source], consumers=tuple(index[v] for v in flow.consumers))
+            for flow in clusters.flows
+            if flow.source in index
+        ),
+        shared=tuple((new, size) for new, size in users if new),
+    )
 
 
 BLOCK = 2048

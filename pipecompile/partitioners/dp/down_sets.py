@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from pipecompile.partitioners.bounds.stage_windows import StageWindows
 from pipecompile.partitioners.clusters import Clusters, Flow, adjacency
+from pipecompile.partitioners.dp.down_set_levels import DownSetLevels, as_rows
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import TOLERANCE
 
@@ -55,7 +56,7 @@ def enumerate_down_sets(
         masks = _down_sets_after(clusters, windows, s, neighbours, deadline)
         if masks is None:
             return None
-        down_sets.append(_as_rows(masks, len(clusters)))
+        down_sets.append(as_rows(masks, len(clusters)))
     down_sets.append(np.ones((1, len(clusters)), dtype=np.uint8))
     return down_sets
 
@@ -133,51 +134,20 @@ def _down_sets_after(
     neighbours: tuple[list[list[int]], list[list[int]]],
     deadline: float,
 ) -> list[int] | None:
-    """Return, as bit masks, the down-sets after stage s within the windows and their work bounds; None if too many.
-
-    Breadth first by size: each level adds one ready cluster to a down-set. A level maps a mask to (ready clusters, work).
-    """
-    predecessors, successors = neighbours
+    """Return, as bit masks, the down-sets after stage s within the windows and their work bounds; None if too many."""
     fixed = sum(1 << v for v, latest in enumerate(windows.latest.tolist()) if latest <= s)
     ranges = zip(windows.earliest.tolist(), windows.latest.tolist(), strict=True)
     free = {v for v, (a, b) in enumerate(ranges) if a <= s < b}
-    needs = {v: sum(1 << a for a in predecessors[v] if a in free) for v in free}
-    work = sum(time for v, time in enumerate(clusters.time) if fixed >> v & 1)
     slack = windows.total_work * TOLERANCE
-    min_work, max_work = windows.min_work[s] - slack, windows.max_work[s] + slack
-    ready = sum(1 << v for v, need in needs.items() if not need)
-    level, masks, passed = {fixed: (ready, work)}, list[int](), 0
-    while level:
-        masks += [mask for mask, (_, work) in level.items() if work >= min_work]
-        next_level: dict[int, tuple[int, float]] = {}
-        for mask, (ready, work) in level.items():
-            passed += 1
-            if len(masks) + len(next_level) > MAX_DOWN_SETS or (passed > MAX_DOWN_SETS and monotonic() > deadline):
-                return None
-            for v in _bits(ready):
-                larger = mask | 1 << v
-                if larger not in next_level and work + clusters.time[v] <= max_work:
-                    freed = sum(1 << b for b in successors[v] if b in free and not needs[b] & ~larger)
-                    next_level[larger] = ready & ~(1 << v) | freed, work + clusters.time[v]
-        level = next_level
+    min_work, masks, passed = windows.min_work[s] - slack, list[int](), 0
+    levels = DownSetLevels(clusters.time, neighbours, fixed, free, windows.max_work[s] + slack)
+    while levels.level:
+        masks += [mask for mask, (_, work) in levels.level.items() if work >= min_work]
+        passed += len(levels.level)
+        levels.advance(MAX_DOWN_SETS - len(masks))
+        if len(masks) + len(levels.level) > MAX_DOWN_SETS or (passed > MAX_DOWN_SETS and monotonic() > deadline):
+            return None
     return masks
-
-
-def _bits(mask: int) -> list[int]:
-    """Return the positions of the bits that are set, ascending."""
-    bits = []
-    while mask:
-        low = mask & -mask
-        bits.append(low.bit_length() - 1)
-        mask ^= low
-    return bits
-
-
-def _as_rows(masks: Sequence[int], n: int) -> Bits:
-    """Unpack bit masks into an array (masks, n)."""
-    width = (n + 7) // 8
-    packed = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
-    return np.unpackbits(packed.reshape(len(masks), width), axis=1, count=n, bitorder="little")
 
 
 # -- loads: matrices (J, I) -------------------------------------------------------------------------------------------

@@ -8,15 +8,15 @@ They are set aside, and fill the time that the stages of the others leave.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import networkx as nx
 
-from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.clusters import Clusters, restricted
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
 
-__all__ = ["LooseClusters", "restricted", "set_aside"]
+__all__ = ["LooseClusters", "set_aside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +65,3 @@ def set_aside(clusters: Clusters, most: float) -> LooseClusters:
     kept = sorted(set(range(len(clusters))).difference(*loose))
     rest = restricted(clusters, kept) if loose else clusters
     return LooseClusters(tuple(kept), rest, loose, sum(work[number] for number in small))
-
-
-def restricted(clusters: Clusters, kept: Sequence[int]) -> Clusters:
-    """Return some of the clusters, to which no arc or flow leads from others. Pins and pairs apart have no meaning there."""
-    index = {old: new for new, old in enumerate(kept)}
-    users = [(tuple(index[v] for v in old if v in index), size) for old, size in clusters.shared]
-    return replace(
-        clusters,
-        members=tuple(clusters.members[v] for v in kept),
-        time=tuple(clusters.time[v] for v in kept),
-        forward=tuple(clusters.forward[v] for v in kept),
-        bytes=tuple(clusters.bytes[v] for v in kept),
-        activation=tuple(clusters.activation[v] for v in kept),
-        arcs=tuple((index[a], index[b]) for a, b in clusters.arcs if a in index),
-        flows=tuple(
-            replace(flow, source=index[flow.source], consumers=tuple(index[v] for v in flow.consumers))
-            for flow in clusters.flows
-            if flow.source in index
-        ),
-        shared=tuple((new, size) for new, size in users if new),
-    )

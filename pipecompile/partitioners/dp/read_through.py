@@ -17,8 +17,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.clusters import Clusters, Flow
-from pipecompile.partitioners.dp.loose_clusters import restricted
+from pipecompile.partitioners.clusters import Clusters, Flow, restricted
 from pipecompile.partitioners.dp.side_branches import JoinedBranches, main_clusters
 
 __all__ = ["ReadThrough", "read_through"]

@@ -1,8 +1,7 @@
 """Candidate stages: pairs of down-sets whose difference is a stage within a target, for stages that are all alike.
 
-      ┌─▶ b ─┐            {} ─▶ {a} ─▶ {a b} ─▶ ...       a stage is what lies between two down-sets, one inside the other:
-    a ┤      ├─▶ d          ╰────▶───────╯                {} to {a b} is the stage {a b}
-      └─▶ c ─┘
+    {} ─▶ {a} ─▶ {a b} ─▶ ...       a stage is what lies between two down-sets, one inside the other:
+     ╰─────▶──────╯                 {} to {a b} is the stage {a b}
 
 Where stages are alike it does not matter which number a stage has: each pair is looked at once, and not once for each number, as in
 `down_sets.py`. Networks of blocks in a row have few down-sets: ResNet-152 355, a transformer of 48 layers 1881.
@@ -13,13 +12,14 @@ The load of a candidate counts each tensor that leaves it once. What a sender pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipecompile.partitioners.clusters import Clusters, adjacency
+from pipecompile.partitioners.dp.down_set_levels import DownSetLevels, as_rows
 from pipecompile.partitioners.dp.side_branches import JoinedBranches
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import TOLERANCE
@@ -64,8 +64,7 @@ class DownSetTable:
     def least_stages_after(self, target: float) -> Ints:
         """Return, per down-set, the number of stages without which the work after it is not done."""
         after = self.work[-1] - self.work - (self.relief[-1] - self.relief)
-        least: Ints = np.ceil(np.maximum(after, 0.0) / target - TOLERANCE).astype(np.int64)
-        return least
+        return np.array([_least_stages(seconds, target) for seconds in after.tolist()], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,54 +86,29 @@ def list_down_sets(
     branches: JoinedBranches, machine: Machine, target: float, deadline: float = inf
 ) -> DownSetTable | None:
     """Return the down-sets that can be boundaries of a cut within the target; None if there are too many, or after the deadline."""
-    clusters, speed = branches.clusters, machine.speed[0]
-    total, relief = sum(clusters.time) / speed, float(branches.relief.sum())
-    levels, kept, passed = _Levels(clusters, speed), dict[int, float](), 0
+    speed, relief = machine.speed[0], float(branches.relief.sum())
+    clusters, total = branches.clusters, sum(branches.clusters.time)
+    levels, kept, passed = DownSetLevels(clusters.time, adjacency(clusters)), dict[int, float](), 0
     while levels.level:
         for mask, (_, work) in levels.level.items():
-            needed = (np.ceil(max(amount, 0.0) / target - TOLERANCE) for amount in (work, total - work - relief))
-            if sum(needed) <= len(machine):
-                kept[mask] = work
-        levels.advance()
+            before, after = (
+                _least_stages(amount, target) for amount in (work / speed, (total - work) / speed - relief)
+            )
+            if before + after <= len(machine):
+                kept[mask] = work / speed
         passed += len(levels.level)
+        levels.advance(MAX_WIDTH)
         is_wide = len(levels.level) > MAX_WIDTH or passed > MAX_PASSED
         if is_wide or len(kept) > MAX_DOWN_SETS or monotonic() > deadline:
             return None
-    return _table(kept, branches)
+    masks = sorted(kept, key=lambda mask: (kept[mask], mask.bit_count()))
+    inside = as_rows(masks, len(clusters)).astype(bool)
+    return DownSetTable(inside, np.array([kept[mask] for mask in masks]), inside @ branches.relief)
 
 
-class _Levels:
-    """Down-sets by size. A level has the clusters that are ready and the work of each, as a bit mask."""
-
-    def __init__(self, clusters: Clusters, speed: float) -> None:
-        predecessors, successors = adjacency(clusters)
-        self.needs = [sum(1 << a for a in set(sources)) for sources in predecessors]
-        self.successors = [sorted(set(readers)) for readers in successors]
-        self.time = [time / speed for time in clusters.time]
-        ready = tuple(v for v, need in enumerate(self.needs) if not need)
-        self.level: dict[int, tuple[tuple[int, ...], float]] = {0: (ready, 0.0)}
-
-    def advance(self) -> None:
-        """Add each ready cluster to each down-set."""
-        following: dict[int, tuple[tuple[int, ...], float]] = {}
-        for mask, (ready, work) in self.level.items():
-            for v in ready:
-                larger = mask | 1 << v
-                if larger not in following:
-                    freed = tuple(b for b in self.successors[v] if not self.needs[b] & ~larger)
-                    following[larger] = (tuple(b for b in ready if b != v) + freed, work + self.time[v])
-            if len(following) > MAX_WIDTH:
-                break
-        self.level = following
-
-
-def _table(work_of: dict[int, float], branches: JoinedBranches) -> DownSetTable:
-    n = len(branches.clusters)
-    masks = sorted(work_of, key=lambda mask: (work_of[mask], mask.bit_count()))
-    width = (n + 7) // 8
-    packed = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
-    inside = np.unpackbits(packed.reshape(len(masks), width), axis=1, count=n, bitorder="little").astype(bool)
-    return DownSetTable(inside, np.array([work_of[mask] for mask in masks]), inside @ branches.relief)
+def _least_stages(seconds: float, target: float) -> int:
+    """Return how many stages within the target so much work needs."""
+    return ceil(max(seconds, 0.0) / target - TOLERANCE)
 
 
 def find_candidates(

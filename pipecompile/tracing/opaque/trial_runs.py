@@ -128,11 +128,9 @@ def _contexts(
             result = run(*args, **kwargs)
         observer.left = watch.left() if watch is not None else NOTHING_LEFT
         observer.result = observer.left.joined(owner, result)
-        if isinstance(run, BlockCall):
-            values = flatten_containers((run.values, run.fixed))[0]
-            calls[piece].append((observer.block_call(run), values))
-        else:
-            calls[piece].append((observer.trial_call(), argument_leaves((args, kwargs))))
+        is_block = isinstance(run, BlockCall)
+        values = flatten_containers((run.values, run.fixed))[0] if is_block else argument_leaves((args, kwargs))
+        calls[piece].append((observer.block_call(run) if is_block else observer.trial_call(), values))
         return result
 
     return (
