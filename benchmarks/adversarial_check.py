@@ -434,7 +434,9 @@ def _outputs(leaves: list[Any]) -> State:
 
 
 def _joined_leaves(leaves: list[Any], parts: list[list[Any]]) -> list[Any]:
-    """Return the leaves of a call, of those of its micro-batches: one after the other where the output is a list with an entry per sample."""
+    """Return the leaves of a call, of those of its micro-batches: one after the other where the output is a list with an entry per
+    sample.
+    """
     if sum(map(len, parts)) == len(leaves):
         return [leaf for part in parts for leaf in part]
     return [_joined(leaf, each) for leaf, *each in zip(leaves, *parts, strict=True)]

@@ -39,19 +39,22 @@ itself does not bear is replaced by another one; where micro-batches were divide
 | WRONG | silently different |
 """
 
-NOTES = """The 12 int8 models of torchvision have nothing to train. A model is killed after 100 to 400 s on a machine with other work; the six that needed longer
-(two SSD, tnt_s, csatv2, FalconH1, KimiLinear) and DeepseekV4ForCausalLM have run without that limit.
-Rows of the new libraries are those of an earlier revision, except for those that were not right there and have been mended; so are the rows
-of x-transformers and speechbrain that end in PC112, before a list of another length in each run could stay unread: of these only
-x_rotary_swiglu has been run again.
+NOTES = """The 12 int8 models of torchvision have nothing to train. A model is killed after 100 to 400 s on a machine with other
+work; the six that needed longer (two SSD, tnt_s, csatv2, FalconH1, KimiLinear) and DeepseekV4ForCausalLM have run without that
+limit. Rows of the new libraries are those of an earlier revision, except for those that were not right there and have been mended;
+so are the rows of x-transformers and speechbrain that end in PC112, before a list of another length in each run could stay unread:
+of these only x_rotary_swiglu has been run again.
 
-The larger models of torchvision have one block in each stage here (Swin and ViT two) and their own widths, and video models get clips of 32 pixels. Anchors of detection
-models stayed in their old dtype on the model until a constant that replaces another was left as in eager; the three rows that showed it were run again.
+The larger models of torchvision have one block in each stage here (Swin and ViT two) and their own widths, and video models get
+clips of 32 pixels. Anchors of detection models stayed in their old dtype on the model until a constant that replaces another was
+left as in eager; the three rows that showed it were run again.
 
-CTRL and Starcoder2 get a mask of ones and, by the change, `is_causal=False`. transformers leaves a mask of ones away, but not while it sees fake tensors
-(`is_tracing`): eager is then not causal, the recording is, and the first step refuses it with the line that asks. The loss of u_shaped_operator is a sum that cancels to
--1.0e-06, and its difference 3e-10, because one micro-batch of 5 samples was run instead of two after the warning. The twelve models of transformers with "or less: ...
-hooks": eager installs hooks that collect hidden states in its first call; a pipeline leaves neither hooks nor the note of them, and warns; a later call in eager installs both.
+CTRL and Starcoder2 get a mask of ones and, by the change, `is_causal=False`. transformers leaves a mask of ones away, but not while
+it sees fake tensors (`is_tracing`): eager is then not causal, the recording is, and the first step refuses it with the line that
+asks. The loss of u_shaped_operator is a sum that cancels to -1.0e-06, and its difference 3e-10, because one micro-batch of 5
+samples was run instead of two after the warning. The twelve models of transformers with "or less: ... hooks": eager installs hooks
+that collect hidden states in its first call; a pipeline leaves neither hooks nor the note of them, and warns; a later call in eager
+installs both.
 """
 """What a reader must know of the rows, beside what the rows say."""
 

@@ -2,9 +2,9 @@
 
     python benchmarks/branch_models.py [--devices 4] [--resume FILE] [--markdown benchmarks/results/branch_models.md] [--only clip]
 
-Analytic costs, links of 2 GB/s, 1F1B, eight micro-batches of two samples. "Ours" is the cut of `compile`; "longer search" the best cut that the
-same search finds with twenty times as many moves, kicks, partial cuts and simulations. An exhaustive search is out of reach for these graphs;
-the bound is on all cuts. Nothing is measured but the CPU seconds of `compile`, tracing included.
+Analytic costs, links of 2 GB/s, 1F1B, eight micro-batches of two samples. "Ours" is the cut of `compile`; "longer search" the best
+cut that the same search finds with twenty times as many moves, kicks, partial cuts and simulations. An exhaustive search is out of
+reach for these graphs; the bound is on all cuts. Nothing is measured but the CPU seconds of `compile`, tracing included.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python benchmarks/emulated.py [--timings 20] [--models tiny] [--markdown benchmarks/results/emulated.md]
 
-A timing is an order in which streams and host go on (tests/support/stepped.py), drawn at random. Each must give the loss and the gradients of one thread,
-bit for bit. A wait or event that is missing or moved is *seen* when the step differs with the launch that was waited for after all that
-can go on without it, and with it who reads what is given back; so is a FREE that comes too early. A FREE that is missing makes no wrong number: it is seen when the
-verifier refuses the program, as it does before anything runs. The others are listed.
+A timing is an order in which streams and host go on (tests/support/stepped.py), drawn at random. Each must give the loss and the
+gradients of one thread, bit for bit. A wait or event that is missing or moved is *seen* when the step differs with the launch that
+was waited for after all that can go on without it, and with it who reads what is given back; so is a FREE that comes too early. A
+FREE that is missing makes no wrong number: it is seen when the verifier refuses the program, as it does before anything runs. The
+others are listed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ LOOPED = ("interleaved", "interleaved-zb", "looped-bfs", "hanayo", "llama3", "po
 """Schedules with any number of stages per device: they get two."""
 
 MODES = ("never", "except_last", "always", "offload")
-"""What a forward keeps for its backward: all, its inputs but for the last micro-batch, its inputs, or all, of which the host has what waits."""
+"""What a forward keeps for its backward: all, its inputs but for the last micro-batch, its inputs, or all, of which the host has
+what waits.
+"""
 
 Outcome = list[torch.Tensor | None]
 

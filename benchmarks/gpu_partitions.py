@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_partitions.py [--dry] [probe ...]
 
-The base is the plain loop over micro-batches on one partition, what one device of the pipeline would take alone. Costs are measured on one partition, and the
-simulated speed-up is for as many devices. With `--dry`, the devices share the CPU.
+The base is the plain loop over micro-batches on one partition, what one device of the pipeline would take alone. Costs are measured
+on one partition, and the simulated speed-up is for as many devices. With `--dry`, the devices share the CPU.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/joint.py [--markdown benchmarks/results/joint.md] [--only gemma] [--devices 8]
 
-The models are those of transformers with the shapes of three families whose layers differ: a vocabulary that outweighs many layers (Gemma 2),
-dense layers before mixtures of experts (DeepSeek V3), state-space layers between attention and wide layers (Nemotron-H). They are on `meta`,
-costs are those of the data sheet of an H100 and its NVLink, a micro-batch is one sequence. AdaPtis (arXiv 2509.23722) publishes 1.42x on
-average, measured, for its own sizes of the three.
+The models are those of transformers with the shapes of three families whose layers differ: a vocabulary that outweighs many layers
+(Gemma 2), dense layers before mixtures of experts (DeepSeek V3), state-space layers between attention and wide layers (Nemotron-H).
+They are on `meta`, costs are those of the data sheet of an H100 and its NVLink, a micro-batch is one sequence. AdaPtis (arXiv
+2509.23722) publishes 1.42x on average, measured, for its own sizes of the three.
 """
 
 from __future__ import annotations

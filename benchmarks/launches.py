@@ -2,9 +2,10 @@
 
     python benchmarks/launches.py [--quick] [--markdown benchmarks/results/launches.md]
 
-Every schedule of the catalogue, 2 to 8 devices, even and uneven stages, chains and skips, copies of 5, 10 and 25 % of a forward, inputs and
-targets that come from the host in 0, 0.3 and 1.5 forwards, with a host that launches at once, in a tenth of a forward each, or all cells in one launch of that time.
-Exits with 1 if the makespan of any differs by more than 0.5 %. Nothing here needs a GPU, and nothing here ran on one.
+Every schedule of the catalogue, 2 to 8 devices, even and uneven stages, chains and skips, copies of 5, 10 and 25 % of a forward,
+inputs and targets that come from the host in 0, 0.3 and 1.5 forwards, with a host that launches at once, in a tenth of a forward
+each, or all cells in one launch of that time. Exits with 1 if the makespan of any differs by more than 0.5 %. Nothing here needs a
+GPU, and nothing here ran on one.
 """
 
 from __future__ import annotations

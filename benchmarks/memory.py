@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py [--only U-Net] [--markdown benchmarks/results/memory.md]
 
-Every storage that a step makes is counted on the device whose instruction made it, from then until it is freed; the peak is taken at the ends of
-instructions. Parameters, their gradients and the mini-batch are not counted, in the simulation neither. What an operator needs while it runs is
-nobody's prediction: on a GPU it comes on top.
+Every storage that a step makes is counted on the device whose instruction made it, from then until it is freed; the peak is taken
+at the ends of instructions. Parameters, their gradients and the mini-batch are not counted, in the simulation neither. What an
+operator needs while it runs is nobody's prediction: on a GPU it comes on top.
 """
 
 from __future__ import annotations

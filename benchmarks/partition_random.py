@@ -3,12 +3,13 @@
     python benchmarks/partition_random.py [--graphs 40] [--stages 2 4 8 16 32 64] [--time-limit 60]
         [--resume benchmarks/results/partition_random.jsonl] [--markdown benchmarks/results/partition_random.md]
 
-1,000 instances, seeds 0 to 999, of the kind of the test set of REGAL (arXiv 1905.02494): 50 to 200 operations; the undirected graph is
-Erdos-Renyi, Barabasi-Albert, Watts-Strogatz or a stochastic block model, and every edge leads from the earlier to the later operation
-of a random order. A tensor per operation has a size of N(50, 10); an operation takes the sum of what it reads and writes, times a
-factor from 0.5 to 1.5; a device sends a tensor once and receives it once, at a tenth of its size. The first `--graphs` seeds are
-solved. With `--resume`, what a file lists is not solved again, and each result is appended to it. "bound / best" is the geometric mean, as in Archer et al., "Practical Performance Guarantees for Pipelined DNN Inference",
-ICML 2024 (0.945 for k = 16, on graphs of other numbers); "simple / best" is that of the larger of even share and largest operation.
+1,000 instances, seeds 0 to 999, of the kind of the test set of REGAL (arXiv 1905.02494): 50 to 200 operations; the undirected graph
+is Erdos-Renyi, Barabasi-Albert, Watts-Strogatz or a stochastic block model, and every edge leads from the earlier to the later
+operation of a random order. A tensor per operation has a size of N(50, 10); an operation takes the sum of what it reads and writes,
+times a factor from 0.5 to 1.5; a device sends a tensor once and receives it once, at a tenth of its size. The first `--graphs`
+seeds are solved. With `--resume`, what a file lists is not solved again, and each result is appended to it. "bound / best" is the
+geometric mean, as in Archer et al., "Practical Performance Guarantees for Pipelined DNN Inference", ICML 2024 (0.945 for k = 16, on
+graphs of other numbers); "simple / best" is that of the larger of even share and largest operation.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/published_plans.py [--markdown benchmarks/results/published_plans.md]
 
-torchgpipe's ResNet-101, U-Net and AmoebaNet-D at the published sizes, without memory: costs are computed for a Tesla P40 with links of PCIe 3,
-under GPipe with all but the last micro-batch recomputed. The batch is the same in all rows of a table, which it is not in the published
-ones. Their balances count the children of a Sequential; a stage here begins at the layer that theirs begins at, or at the
-next one with weights. Memory is that of all devices together, parameters with gradients and optimizer state, and the rest, of cuts that
-keep to the 24 GiB of the card.
+torchgpipe's ResNet-101, U-Net and AmoebaNet-D at the published sizes, without memory: costs are computed for a Tesla P40 with links
+of PCIe 3, under GPipe with all but the last micro-batch recomputed. The batch is the same in all rows of a table, which it is not
+in the published ones. Their balances count the children of a Sequential; a stage here begins at the layer that theirs begins at, or
+at the next one with weights. Memory is that of all devices together, parameters with gradients and optimizer state, and the rest,
+of cuts that keep to the 24 GiB of the card.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/rank_launches.py [--programs 10000] [--jobs 2] [--markdown benchmarks/results/rank_launches.md]
 
-Every program runs on 2 to 8 ranks, with skips, ties, uneven micro-batches, recomputation, early receives and copies of the pipeline as
-drawn, under nine sets of rules: streams apart, all communicators of a device in one queue, or all launches of a device in one queue; and a
-send waits for its receive, or waits and is announced by the host of the sender first, or does not wait. Then its launches run, in a random order that the
-rules allow, and each compute checks the values that it reads. Exits with 1 if a program does not end, or computes with a wrong
-value. Nothing here needs a GPU, and nothing here ran on one.
+Every program runs on 2 to 8 ranks, with skips, ties, uneven micro-batches, recomputation, early receives and copies of the pipeline
+as drawn, under nine sets of rules: streams apart, all communicators of a device in one queue, or all launches of a device in one
+queue; and a send waits for its receive, or waits and is announced by the host of the sender first, or does not wait. Then its
+launches run, in a random order that the rules allow, and each compute checks the values that it reads. Exits with 1 if a program
+does not end, or computes with a wrong value. Nothing here needs a GPU, and nothing here ran on one.
 """
 
 from __future__ import annotations

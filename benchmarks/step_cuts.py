@@ -2,12 +2,13 @@
 
     python benchmarks/step_cuts.py [--models 60] [--resume benchmarks/results/step_cuts.jsonl] [--markdown benchmarks/results/step_cuts.md]
 
-Random series-parallel models of 6 to 9 layers, with random costs and links of random speed, on 3 devices with 8 micro-batches. Exhaustive search
-simulates every cut that precedence allows, under the one schedule 1f1b ("fixed") or under every schedule of the catalogue that suits
-("open"), in the order of a lower bound, until the bound passes the best. Ours is the cut of `compile(schedule="1f1b")` and of
-`compile(schedule="auto")` without the searched schedule: the latter may be shorter than any of the catalogue. "Bottleneck" is the cut
-with the least bottleneck. Ratios are to the best. Towers are those of benchmarks/towers.py. Nothing is measured but the CPU seconds of planning.
-With `--resume`, models that a file lists are not run again, and each result is appended to it.
+Random series-parallel models of 6 to 9 layers, with random costs and links of random speed, on 3 devices with 8 micro-batches.
+Exhaustive search simulates every cut that precedence allows, under the one schedule 1f1b ("fixed") or under every schedule of the
+catalogue that suits ("open"), in the order of a lower bound, until the bound passes the best. Ours is the cut of
+`compile(schedule="1f1b")` and of `compile(schedule="auto")` without the searched schedule: the latter may be shorter than any of
+the catalogue. "Bottleneck" is the cut with the least bottleneck. Ratios are to the best. Towers are those of benchmarks/towers.py.
+Nothing is measured but the CPU seconds of planning. With `--resume`, models that a file lists are not run again, and each result is
+appended to it.
 """
 
 from __future__ import annotations

@@ -266,8 +266,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
     def schedule_for(
         self, n_microbatches: int, *, custom: bool = True, routes: Sequence[Route] | None = None
     ) -> Schedule:
-        """Return the schedule of `n_microbatches`, with its recomputation, offloading or resharding, for the DAG of stages that `routes` make, by default a
-        chain. For "auto", which is searched once costs are known, it is "interleaved".
+        """Return the schedule of `n_microbatches`, with its recomputation, offloading or resharding, for the DAG of stages that
+        `routes` make, by default a chain. For "auto", which is searched once costs are known, it is "interleaved".
 
         Raise ScheduleError if a Schedule has another number of micro-batches; not so with `custom=False`.
         """

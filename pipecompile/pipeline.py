@@ -100,12 +100,14 @@ class Pipeline(ModelProxy):
     ) -> Any:
         """Run forward and backward of all micro-batches under the schedule. Gradients are added to `.grad`.
 
-        Returns the detached loss of the whole mini-batch: micro-batch losses weighted by what they count, or their sum. With `has_aux`, returns (loss, list of what `loss_fn` returned beside the loss, one entry per micro-batch). Gradients are those of the loss
-        times the scale of `scaler`; the returned loss is not scaled. No gradients are added under `torch.no_grad` and
+        Returns the detached loss of the whole mini-batch: micro-batch losses weighted by what they count, or their sum. With
+        `has_aux`, returns (loss, list of what `loss_fn` returned beside the loss, one entry per micro-batch). Gradients are those of
+        the loss times the scale of `scaler`; the returned loss is not scaled. No gradients are added under `torch.no_grad` and
         `torch.inference_mode`, nor by a schedule without a backward.
 
-        `microbatches` is a list of micro-batches of any sizes, in place of a mini-batch: mappings of arguments with the target among them, tuples that end with the target, or `Microbatch(*args, target=, **kwargs)`. Their losses are weighted by
-        what the loss counts. Raises InputError for an empty list, and for micro-batches with different arguments.
+        `microbatches` is a list of micro-batches of any sizes, in place of a mini-batch: mappings of arguments with the target
+        among them, tuples that end with the target, or `Microbatch(*args, target=, **kwargs)`. Their losses are weighted by what
+        the loss counts. Raises InputError for an empty list, and for micro-batches with different arguments.
         """
         may_be_listed = microbatches is not None or self._options.split
         if may_be_listed and (listed := self._listed.of_step(args, kwargs, target, microbatches)) is not None:
@@ -244,14 +246,16 @@ class Pipeline(ModelProxy):
     def dump(self, directory: str | Path) -> list[Path]:
         """Write every level as a file, and return the paths.
 
-        plan.json, schedule.csv, program.txt, passes.txt (the change of each pass, and why each message and free is where it is), phases.txt (the seconds of each phase), timeline.json (for Perfetto), timeline.svg, graph.txt, graph.py, graph.dot and report.html.
+        plan.json, schedule.csv, program.txt, passes.txt (what each pass changed, and why each message and free is where it is),
+        phases.txt (seconds), timeline.json (for Perfetto), timeline.svg, graph.txt, graph.py, graph.dot and report.html.
         """
         return self._inspection().dump(directory)
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write one HTML page that needs no network, and return its path.
 
-        The page has the table of stages, predicted beside measured seconds of each and what their difference consists of, the memory of each device by kind, both timelines with memory, the cut with its skips, what to improve first, and what other numbers of devices and micro-batches and other schedules would take.
+        The page has the table of stages with predicted beside measured seconds, the memory of each device by kind, both timelines,
+        the cut with its skips, what to improve first, and what other numbers of devices and micro-batches and schedules would take.
         """
         return self._inspection().write_report(path)
 

@@ -176,7 +176,8 @@ _FEW = 256
 
 @dataclass(frozen=True, slots=True)
 class LossDivisor:
-    """The divisor of a loss, computed by `compute` from `inputs` and the number of samples; without `compute`, it is made of the only input.
+    """The divisor of a loss, computed by `compute` from `inputs` and the number of samples; without `compute`, it is made of the
+    only input.
 
     With `is_target`, the result are class indices: those other than `ignored` count, each with its class's `weight`. The loss
     divides by no less than `floor`, which `of` does not apply: counts of micro-batches add up without it.
@@ -247,7 +248,8 @@ def _chained(
 def loss_gradients(
     gradients: torch.Tensor, weights: Sequence[float], device: torch.device
 ) -> Sequence[torch.Tensor | None]:
-    """Return the gradient of each micro-batch's loss for one step, in memory of this step: autograd may make the memory a parameter's `.grad`.
+    """Return the gradient of each micro-batch's loss for one step, in memory of this step: autograd may make the memory a
+    parameter's `.grad`.
 
     A micro-batch without weight has none: its loss is 0/0, whose derivative is NaN. To another device than the CPU they go in one copy.
     """

@@ -68,7 +68,9 @@ def validate_model(model: object) -> nn.Module:
 
 
 def _validate_scripts(model: nn.Module) -> None:
-    """Raise InputError for a scripted module whose forward sets attributes: they are in TorchScript, where a recording cannot restore them."""
+    """Raise InputError for a scripted module whose forward sets attributes: they are in TorchScript, where a recording cannot
+    restore them.
+    """
     scripts = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     for name, module in scripts:
         graph: Any = module.inlined_graph if hasattr(module, "forward") else None

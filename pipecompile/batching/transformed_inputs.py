@@ -1,4 +1,6 @@
-"""Transforms around a call of a pipeline: `torch.compile`, `torch.func` and forward-mode differentiation, which do not reach into its stages."""
+"""Transforms around a call of a pipeline: `torch.compile`, `torch.func` and forward-mode differentiation, which do not reach into
+its stages.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ __all__ = ["check_untransformed", "refuse_compile"]
 
 
 def check_untransformed(leaves: Iterable[Any], parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
-    """Raise InputError inside of torch.compile, torch.jit.trace and a transform of torch.func, and if an input or a parameter has a tangent."""
+    """Raise InputError inside of torch.compile, torch.jit.trace and a transform of torch.func, and if an input or a parameter has a
+    tangent.
+    """
     if torch.compiler.is_compiling():
         refuse_compile("a pipeline is called inside of torch.compile")
     if is_jit_tracing():

@@ -103,7 +103,9 @@ def _transform(named: Named, result: Any, *, real: bool) -> Any:
 
 
 def _recurrent_layer(named: Named, _: Any) -> Any:
-    """Return the FLOPs of a product of each weight matrix with each time step of each sample. Rows of a packed input are those of all samples."""
+    """Return the FLOPs of a product of each weight matrix with each time step of each sample. Rows of a packed input are those of
+    all samples.
+    """
     weights = named["weight"] if "weight" in named else [named["weight0"], named["weight1"]]
     rows = named["input"].numel() / named["input"].shape[-1]
     return 2.0 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)

@@ -1,4 +1,5 @@
-"""A call that all ranks of a pipeline make together, as the ranks compare it: the function, the modes, and the layout and samples of its batch.
+"""A call that all ranks of a pipeline make together, as the ranks compare it: the function, the modes, and the layout and samples
+of its batch.
 
 text       pipe.step(x (8, 4) float32, target (8,) int64), training         equal on all ranks
 contents   a number per leaf, from 16 elements of it                        of one batch: those of the leaves that are no placeholders

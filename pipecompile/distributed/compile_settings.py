@@ -156,8 +156,8 @@ def _content(cell: Any) -> Any:
 
 
 def _floats(values: Mapping[Any, Any]) -> str:
-    """Return the floats among the values of a mapping, such as weights, but for what begins with an underscore. Integers, flags and texts may tell
-    ranks from each other.
+    """Return the floats among the values of a mapping, such as weights, but for what begins with an underscore. Integers, flags and
+    texts may tell ranks from each other.
     """
     floats = {key: value for key, value in values.items() if isinstance(value, float) and not str(key).startswith("_")}
     return ", ".join(f"{key}={value!r}" for key, value in sorted(floats.items(), key=str))

@@ -3,9 +3,9 @@
     first step      header over the control group, then the elements over the link      the host waits for the header
     later steps     the elements over the link                                          both ends know the layout
 
-A layout is known to two ranks, for one direction, under the key that the caller gives, in all steps on which the ranks agree alike (`step_agreement`). An object goes
-over the control group as a whole. A value that is known with another layout than it has is an error of its sender: the receiver
-has launched its receive by then.
+A layout is known to two ranks, for one direction, under the key that the caller gives, in all steps on which the ranks agree alike
+(`step_agreement`). An object goes over the control group as a whole. A value that is known with another layout than it has is an
+error of its sender: the receiver has launched its receive by then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The ends of scripts that have made no pipeline, which others wait for in `compile`: a data loader, or an argument of `compile`, has raised.
+"""The ends of scripts that have made no pipeline, which others wait for in `compile`: a data loader, or an argument of `compile`,
+has raised.
 
     rank 0   compile ... waits ──► "rank 1 failed before an exchange: its script has ended by ValueError: no data"
     rank 1   ValueError: no data ──► end of the interpreter: a note in the store of `init_process_group`

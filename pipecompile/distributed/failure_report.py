@@ -21,8 +21,8 @@ class CopyDisagreement(PlanError):
 
 
 class StageDisagreement(PlanError):
-    """The ranks of one stage, in several copies of the pipeline, are about to do different things. All of them raise it; those of other stages
-    have a report.
+    """The ranks of one stage, in several copies of the pipeline, are about to do different things. All of them raise it; those of
+    other stages have a report.
     """
 
 
@@ -30,10 +30,10 @@ class StageDisagreement(PlanError):
 class FailureReport:
     """The failure of `rank`.
 
-    `action` is a phrase for the message: "at 2F1" if the rank raised there, "before the result of 2F1 arrived" if it went
-    silent. `stage` and `microbatch` are those of the action, if there is one. `awaited` is the name of the value that another
-    rank was waiting for; empty if none. `is_of_copy`: all ranks of its copy of the pipeline failed with it, for they disagree; `is_of_stage`: all
-    ranks of its stage, in all copies.
+    `action` is a phrase for the message: "at 2F1" if the rank raised there, "before the result of 2F1 arrived" if it went silent.
+    `stage` and `microbatch` are those of the action, if there is one. `awaited` is the name of the value that another rank was
+    waiting for; empty if none. `is_of_copy`: all ranks of its copy of the pipeline failed with it, for they disagree;
+    `is_of_stage`: all ranks of its stage, in all copies.
     """
 
     rank: int

@@ -1,4 +1,5 @@
-"""Changes of a model after it was compiled, as ranks compare them: each rank records anew what another one has changed, and runs its own stages.
+"""Changes of a model after it was compiled, as ranks compare them: each rank records anew what another one has changed, and runs
+its own stages.
 
 rank 0   no change                       records, for rank 1 does ─┐
 rank 1   model.scale: 1.0 -> 2.0         records                   ─┴─► an error on both that names rank 1 and the change

@@ -1,5 +1,6 @@
-"""Tensors of a model whose values on one rank are old: parameters that another rank trains, buffers that a stage of another rank writes, and
-what a state that was loaded left out. The loss, or a hook, that reads one of them, or writes a tensor of another rank, is refused.
+"""Tensors of a model whose values on one rank are old: parameters that another rank trains, buffers that a stage of another rank
+writes, and what a state that was loaded left out. The loss, or a hook, that reads one of them, or writes a tensor of another rank,
+is refused.
 """
 
 from __future__ import annotations

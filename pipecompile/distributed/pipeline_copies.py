@@ -1,4 +1,6 @@
-"""The copies of a pipeline, as `pipe.copies` shows them: which are left, which were lost, and a process group of the ranks that are left."""
+"""The copies of a pipeline, as `pipe.copies` shows them: which are left, which were lost, and a process group of the ranks that are
+left.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,9 @@ def _note() -> None:
 
 
 def _shown() -> BaseException | None:
-    """Return the exception that has ended the script, as Python keeps it, whichever hook has shown it. A prompt has one of an earlier line."""
+    """Return the exception that has ended the script, as Python keeps it, whichever hook has shown it. A prompt has one of an
+    earlier line.
+    """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 

@@ -4,10 +4,10 @@
     gathers   [ 0 ─────][ 2 ──────────]                                  [ the gradients of 2 ──
                                    waits                   waits
 
-A weight that several stages of the row use is gathered for the first, freed behind the last, and reduced with the last. The last stage uses
-what the loss uses, by its analysis (driver/loss_shares.py). What is tied to another rank, and what no action gathers, is whole for the length
-of the step. A value that leaves a stage may be a view of a weight: the weight then stays until the end of the step. While a weight is not
-whole, it is hidden: a hook, or a loss that could not be analysed, that reads it raises an error.
+A weight that several stages of the row use is gathered for the first, freed behind the last, and reduced with the last. The last
+stage uses what the loss uses, by its analysis (driver/loss_shares.py). What is tied to another rank, and what no action gathers, is
+whole for the length of the step. A value that leaves a stage may be a view of a weight: the weight then stays until the end of the
+step. While a weight is not whole, it is hidden: a hook, or a loss that could not be analysed, that reads it raises an error.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class StatusBoard:
             return report
 
     def report_outside(self, error: BaseException) -> bool:
-        """Post an exception outside all calls, unless a rank failed before, all raise it, or it is of another rank. Return whether it did."""
+        """Post an exception outside all calls, unless a rank failed before, all raise it, or it is of another rank; return whether."""
         if isinstance(error, (Disagreement, RankMissing)):
             return False
         report = FailureReport.outside(error, self.rank, has_copies=self.copy != self.members)
@@ -256,7 +256,7 @@ class StatusBoard:
             self.store.add(READERS.at(), 1)
 
     def wait_for_readers(self, error: BaseException | None = None, since: float | None = None) -> None:
-        """Wait until all other members that run have read the report, for a limited time (from `since` on); after Ctrl-C for a short one."""
+        """Wait until all other members that run have read the report, for a limited time from `since` on; less after Ctrl-C."""
         limit = _READ_TIMEOUT if error is None or isinstance(error, Exception) else 2 * POLL
         end = (monotonic() if since is None else since) + min(limit, self.timeout)
         with suppress(RuntimeError):

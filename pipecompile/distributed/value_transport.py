@@ -20,7 +20,9 @@ __all__ = ["GlooValues", "StepState", "ValueTransport", "moved"]
 
 
 class StepState(NamedTuple):
-    """The state that ranks agree on before a step: `common` is to be equal on all, `own` decides the layouts of values that this rank sends."""
+    """The state that ranks agree on before a step: `common` is to be equal on all, `own` decides the layouts of values that this
+    rank sends.
+    """
 
     common: str
     own: str

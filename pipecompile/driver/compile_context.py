@@ -99,7 +99,9 @@ class CompileContext:
     calls: CallLock = field(default_factory=CallLock)
 
     def check_losses(self, losses: Sequence[torch.Tensor], changed: Sequence[ReadChange], *, trains: bool) -> None:
-        """Give the warnings that waited for the end of a step, and those of what it has `changed` of the state that the recording reads. Raise DetachedLossError if a step that trains has losses without a gradient."""
+        """Give the warnings that waited for the end of a step, and those of what it has `changed` of the state that the recording
+        reads. Raise DetachedLossError if a step that trains has losses without a gradient.
+        """
         self.warnings.give_delayed()
         self.warnings.outdated(changed)
         if trains and self.backend.holds_model:  # ranks without the last stage get plain losses

@@ -44,7 +44,8 @@ _UNSTEADY = "a pass made another program this time: program.txt has the one that
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Everything about a compiled pipeline that can be looked at. `title` is the name of the model's class, `dispatch` that of the last step.
+    """Everything about a compiled pipeline that can be looked at. `title` is the name of the model's class, `dispatch` that of the
+    last step.
 
     `optimizer_state` is the number of tensors that the optimizer keeps per parameter, `memory_limit` bytes per device,
     `samples` the samples of the last step, None without a batch dimension. `is_one_graph`: the step is captured as one CUDA graph.

@@ -44,8 +44,8 @@ def _used_before_last(specialization: Specialization) -> dict[torch.Tensor, int]
 
 
 def refuse_written(specialization: Specialization, read: Collection[int], samples: int, target: Any) -> None:
-    """Raise InputError if the loss reads a buffer that a stage before the last writes, or writes a tensor that such a stage uses. `read` has
-    ids of tensors that it is known to read.
+    """Raise InputError if the loss reads a buffer that a stage before the last writes, or writes a tensor that such a stage uses.
+    `read` has ids of tensors that it is known to read.
 
     The loss is called on zeros for `samples` samples and the target of a micro-batch, and what it writes is undone.
     """

@@ -64,8 +64,8 @@ def find_loss(
     fixed_rules: Callable[[], Sequence[MergeRule]],
     backend: Backend,
 ) -> LossAnalysis:
-    """Return the analysis of the loss of a step, without a divisor if shares are those of samples. Warn if neither is right. Raise InputError
-    if the loss reads a buffer that a stage before the last writes.
+    """Return the analysis of the loss of a step, without a divisor if shares are those of samples. Warn if neither is right. Raise
+    InputError if the loss reads a buffer that a stage before the last writes.
 
     `target` is that of the mini-batch; `arrivals` have the micro-batches of the inputs and of the target. `fixed_rules` gives
     the rules of the outputs of a recording for one batch size. `backend` has the values that the loss reads.

@@ -42,7 +42,8 @@ def throughput(samples: int | None, seconds: float) -> Iterator[tuple[str, str]]
 def lines_again(devices: Sequence[str], schedule: Schedule, *, has_run: bool) -> str:
     """Return the command of this process, unless it is interactive, and lines of Python that make the report again.
 
-    The lines repeat the cut from a saved plan, and the order of actions by its name or from a saved schedule. Files are written by the first line.
+    The lines repeat the cut from a saved plan, and the order of actions by its name or from a saved schedule. Files are written by
+    the first line.
     """
     names = [*dict.fromkeys(devices)]
     written = f'["{names[0]}"] * {len(devices)}' if len(names) == 1 else str([*devices]).replace("'", '"')

@@ -19,8 +19,10 @@ from pipecompile.tracing.ambient_modes import INFERENCE_MODE, LAYOUTS, autocast_
 __all__ = ["Signature", "is_served", "signature_of", "signatures_of"]
 
 Signature = tuple[Any, ...]
-"""Structure of the inputs, modes of all modules, autocast, the default dtype, then per input leaf its shape without the batch and its dtype, or its plain value.
-The last entry has what few models ask for: whether inference mode is on, and the layouts of the inputs."""
+"""Structure of the inputs, modes of all modules, autocast, the default dtype, then per input leaf its shape without the batch and
+its dtype, or its plain value. The last entry has what few models ask for: whether inference mode is on, and the layouts of the
+inputs.
+"""
 
 
 def signature_of(model: nn.Module, batch: MiniBatch) -> Signature:

@@ -1,4 +1,5 @@
-"""The stages of a model on slices of a sequence: a recording of one slice, cut as that of whole micro-batches, with attention over all slices so far.
+"""The stages of a model on slices of a sequence: a recording of one slice, cut as that of whole micro-batches, with attention over
+all slices so far.
 
 recorded for a whole sequence      q (B, 4, 64, 8)  attention(q, k, v, is_causal=True)    arange(64)
 recorded for a slice               q (B, 4, 16, 8)  attention(q, k, v, is_causal=True)    arange(16)

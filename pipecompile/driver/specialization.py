@@ -48,13 +48,14 @@ class Specialization:
     """The stages of one recording, and the programs that run them.
 
     `plan` may come from an earlier specialization: its cut is then carried over to `graph`. `inputs` are the names of the flat
-    inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program; `overlaps` says that ranks copy beside compute. `number` counts the recordings of the pipeline, from 1; `calls` counts the
-    mini-batches that were run, and `is_divided` says that one came in several micro-batches. Once `calls` is `check_at[grad mode]`,
-    the recording is checked against the model; `checked` is the outcome. `merging` is the specialization that runs
-    calls in several micro-batches, once there was one (output_merge.py). `losses` has the analysis of the loss for each kind of target,
-    `counts` that of the loss of a micro-batch that is not cut (listed_weights.py). `is_loss_tried` says that a step over a list has looked
-    for what the loss reads (loss_reads.py). `slicing` has the stages for slices of sequences (sliced_stages.py), by the number of
-    slices per micro-batch. A specialization of slices has `states`, one per stage, which the stage reads.
+    inputs, `stage_devices[s]` is the device of stage s. `executable` constructs what runs a program; `overlaps` says that ranks
+    copy beside compute. `number` counts the recordings of the pipeline, from 1; `calls` counts the mini-batches that were run, and
+    `is_divided` says that one came in several micro-batches. Once `calls` is `check_at[grad mode]`, the recording is checked
+    against the model; `checked` is the outcome. `merging` is the specialization that runs calls in several micro-batches, once
+    there was one (output_merge.py). `losses` has the analysis of the loss for each kind of target, `counts` that of the loss of a
+    micro-batch that is not cut (listed_weights.py). `is_loss_tried` says that a step over a list has looked for what the loss reads
+    (loss_reads.py). `slicing` has the stages for slices of sequences (sliced_stages.py), by the number of slices per micro-batch. A
+    specialization of slices has `states`, one per stage, which the stage reads.
     """
 
     graph: TracedGraph
@@ -149,7 +150,9 @@ class Specialization:
         return self.facts.reads.asked if self.facts.reads else {}
 
     def changed_by_run(self) -> tuple[ReadChange, ...]:
-        """Return what the run that has just ended has changed of the state that the recording reads. Pieces that are kept whole may do so."""
+        """Return what the run that has just ended has changed of the state that the recording reads. Pieces that are kept whole may
+        do so.
+        """
         if self.guards is None or not self.facts.kept:
             return ()
         lifted = self.guards.lifted

@@ -19,7 +19,9 @@ __all__ = ["unwatched"]
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Switch off the user's dispatch modes, hooks on saved tensors and anomaly mode, and torch's hooks of all modules, until the block ends."""
+    """Switch off the user's dispatch modes, hooks on saved tensors and anomaly mode, and torch's hooks of all modules, until the
+    block ends.
+    """
     with (
         users_modes_removed(),
         hooks_of_torch_removed(),

@@ -266,7 +266,9 @@ class WarningsOnce:
             warn(text, RecordingWarning)
 
     def _after_step(self, kind: str, text: str, forget: Callable[[], object] | None = None) -> None:
-        """Keep a warning until the step has run: a loss function that raises is no loss to warn of. `forget` is called if the step fails."""
+        """Keep a warning until the step has run: a loss function that raises is no loss to warn of. `forget` is called if the step
+        fails.
+        """
         self._delayed.setdefault(kind, (text, forget))
 
     def give_delayed(self) -> None:

@@ -35,8 +35,9 @@ from pipecompile.tracing.traced_graph import TracedGraph
 __all__ = ["BatchProbes", "Finding", "isolated", "randomise"]
 
 _SIZES = ((3, 2), (1, 4), (4, 1), (5, 3), (8, 5), (17, 12), (40, 24))
-"""Samples in the two parts; the first three pairs that the guards of the graph admit, else the first three, are taken in turn. (1, 4) tells the first
-row from the first two."""
+"""Samples in the two parts; the first three pairs that the guards of the graph admit, else the first three, are taken in turn. (1,
+4) tells the first row from the first two.
+"""
 
 _MOST_NUMBERS = 2_000_000
 """Numbers in the inputs of an experiment. More take longer than 20 ms to draw; such calls stay without a law."""

@@ -58,7 +58,9 @@ def compute_nodes(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def compute_ties(graph: fx.GraphModule) -> Ties:
-    """Return the ties of tuples and their items, of modules with state called twice, of `autograd.grad`, random states and memory written."""
+    """Return the ties of tuples and their items, of modules with state called twice, of `autograd.grad`, random states and memory
+    written.
+    """
     ties, precedence, _ = _tied(graph, copies=False)
     return Ties(_groups(graph, ties), tuple(dict.fromkeys(precedence)))
 

@@ -40,7 +40,8 @@ class SequenceFlow:
     """The calls of a graph whose result depends on where a slice begins.
 
     `attentions` are causal attentions, `positions` count from 0, and `tables` map a slice of a table with a row per position to the
-    dimension of positions. `unclear` are constants, such as masks, that are no rows of positions. Construction raises PlanError for a call that mixes positions.
+    dimension of positions. `unclear` are constants, such as masks, that are no rows of positions. Construction raises PlanError for
+    a call that mixes positions.
     """
 
     def __init__(
@@ -245,7 +246,9 @@ class SequenceFlow:
         return (word == "addmm" and place == 1 and axis.dim == 0) or (word == "outer" and place == 0)
 
     def _attends(self, node: fx.Node) -> bool:
-        """Return whether an attention is causal, with positions in the rows of queries, keys and values. Raise PlanError if it is not causal."""
+        """Return whether an attention is causal, with positions in the rows of queries, keys and values. Raise PlanError if it is
+        not causal.
+        """
         options = _options(node)
         mask = options.get("attn_mask")
         is_causal = mask is None and options.get("is_causal") is True

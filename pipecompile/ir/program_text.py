@@ -71,7 +71,9 @@ def parse_program(text: str) -> Program:
 
 
 def _counts(header: re.Match[str], n_items: int) -> tuple[int, int, tuple[int, ...], int]:
-    """Return the numbers of stages and of micro-batches, the placement, and the number of slices per micro-batch. Raise ScheduleError for a count above the items."""
+    """Return the numbers of stages and of micro-batches, the placement, and the number of slices per micro-batch. Raise
+    ScheduleError for a count above the items.
+    """
     placement = tuple(map(int, header[2].split()))
     n_stages = checked_count(int(header[1]), max(n_items, len(placement)), "stages")
     count = checked_count(int(header[3]), n_items, "micro-batches")

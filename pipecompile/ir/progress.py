@@ -6,7 +6,8 @@
     measuring 120 operations: 240 of 1440, 8 s left
 
 Tasks nest, and one thread draws all of them: work is not slowed where it is timed. Nothing is written to files and pipes, nor by
-ranks other than the first, nor inside `switched(False)`, nor with PIPECOMPILE_PROGRESS=0 in the environment. Work that ends within `DELAY` shows nothing.
+ranks other than the first, nor inside `switched(False)`, nor with PIPECOMPILE_PROGRESS=0 in the environment. Work that ends within
+`DELAY` shows nothing.
 """
 
 from __future__ import annotations

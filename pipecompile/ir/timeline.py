@@ -61,7 +61,8 @@ class Timeline:
     def measured(cls, spans: Sequence[tuple[int, str, float, float]], n_devices: int) -> Timeline:
         """Return the timeline of measured compute instructions: (device, action, start, end), in seconds of any clock.
 
-        OFFLOAD and RELOAD are copies, on the tracks "to host" and "from host". Times count from the first start. `n_devices` also counts devices without instructions.
+        OFFLOAD and RELOAD are copies, on the tracks "to host" and "from host". Times count from the first start. `n_devices` also
+        counts devices without instructions.
         """
         origin = min((start for _, _, start, _ in spans), default=0.0)
         bars = tuple(

@@ -146,7 +146,9 @@ class _Branching:
 
 
 def _arriving(objective: StepObjective) -> list[list[tuple[int, tuple[int, ...], float]]]:
-    """Return, per cluster, the flows that it consumes: source, consumers that are assigned earlier, seconds. The source comes earlier, too."""
+    """Return, per cluster, the flows that it consumes: source, consumers that are assigned earlier, seconds. The source comes
+    earlier, too.
+    """
     arriving: list[list[tuple[int, tuple[int, ...], float]]] = [[] for _ in range(len(objective.clusters))]
     for flow in objective.clusters.flows:
         for place, consumer in enumerate(flow.consumers):

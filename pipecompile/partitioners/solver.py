@@ -78,7 +78,9 @@ class Partition:
         return (self.bottleneck - self.lower_bound) / self.bottleneck if self.bottleneck else 0.0
 
     def verify(self, problem: Problem, n_stages: int) -> None:
-        """Raise VerifyError with every fault: coverage, range, precedence, groups, constraints, memory. Raise InputError for other arguments."""
+        """Raise VerifyError with every fault: coverage, range, precedence, groups, constraints, memory. Raise InputError for other
+        arguments.
+        """
         if not isinstance(problem, Problem):
             raise InputError(f"a {type(problem).__name__} is no Problem", hint="partition.verify(problem, 2)")
         whole("n_stages", n_stages, 1, MOST_STAGES)

@@ -3,9 +3,9 @@
     before   0F0 0F1 0B0 0B1                    after   0F0 0F1 0R0 0B0 0R1 0B1      "always"
                                                         0F0 0F1 0R0 0B0 0B1          "except_last"
 
-R stands directly before B or I and therefore before the receive of their gradients, since a later pass inserts receives
-before their first reader. If B or I overlaps with a forward, R stands before both. Linear. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; the modes are
-those of torchgpipe.
+R stands directly before B or I and therefore before the receive of their gradients, since a later pass inserts receives before
+their first reader. If B or I overlaps with a forward, R stands before both. Linear. Chen et al., "Training Deep Nets with Sublinear
+Memory Cost", 2016; the modes are those of torchgpipe.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def advance_recompute(
 ) -> Schedule:
     """Return the same actions with every R in the first wait of its device that is long enough.
 
-    The schedule must be legal. A device holds at most `restored` micro-batches, or slices, whose R has run and whose B or I has not. Costs are those of
-    `simulate`.
+    The schedule must be legal. A device holds at most `restored` micro-batches, or slices, whose R has run and whose B or I has
+    not. Costs are those of `simulate`.
     """
     all_routes = chain(schedule.n_stages) if routes is None else routes
     costs = make_costs(schedule.n_stages, schedule.n_devices, all_routes, (), schedule.n_slices, **cost_options)

@@ -53,12 +53,13 @@ __all__ = ["lower_actions"]
 def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Tie] = ()) -> Program:
     """Return one compute instruction per action, in the same order. Operands are in the order of `routes`.
 
-    F reads the routes into its stage and writes the routes out of it, and `@s`, or `@s.r` if the cell is recomputed, or `@s.o` if it
-    is offloaded. R reads `@s.r` and the inputs of F. B or I reads `@s` and one gradient per consumer that sends one, and writes one
-    gradient per route into the stage. If the route sums gradients, B or I also reads the one that it adds to its own. I writes `@s.w`, and W reads it.
+    F reads the routes into its stage and writes the routes out of it, and `@s`, or `@s.r` if the cell is recomputed, or `@s.o` if
+    it is offloaded. R reads `@s.r` and the inputs of F. B or I reads `@s` and one gradient per consumer that sends one, and writes
+    one gradient per route into the stage. If the route sums gradients, B or I also reads the one that it adds to its own. I writes
+    `@s.w`, and W reads it.
 
-    Slices are numbered over all micro-batches. Of a slice, F writes `@s.k`, F and R read those of earlier slices of the micro-batch, and B or I
-    reads these and its own: it adds to the gradients of the former, and takes those of the latter.
+    Slices are numbered over all micro-batches. Of a slice, F writes `@s.k`, F and R read those of earlier slices of the
+    micro-batch, and B or I reads these and its own: it adds to the gradients of the former, and takes those of the latter.
     """
     schedule = _in_units(schedule)
     trained = {action.stage for row in schedule.rows for action in row if action.kind not in UNTRAINED}

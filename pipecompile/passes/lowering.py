@@ -53,11 +53,11 @@ def lower(
 ) -> Program:
     """Return the program that runs `schedule`, moves the values of `routes` (a chain if None) and synchronises `ties`.
 
-    `checkpoint` says which forwards keep only their inputs and are recomputed: "never", "always", "except_last" (all
-    micro-batches but the last), or a flag per stage. `receive_ahead` is the number of receives that may be posted
-    before their values are needed; 0 posts each receive as late as possible. With `overlap`, copies run beside compute,
-    and values live until their copies are over. `sums` says which gradients of a value a device adds up before it sends
-    them: "eager", where the order of eager autograd stays, or "device", all. `passes` are those of the user. `dump` is called with the text of every pass: `lower(schedule,
+    `checkpoint` says which forwards keep only their inputs and are recomputed: "never", "always", "except_last" (all micro-batches
+    but the last), or a flag per stage. `receive_ahead` is the number of receives that may be posted before their values are needed;
+    0 posts each receive as late as possible. With `overlap`, copies run beside compute, and values live until their copies are
+    over. `sums` says which gradients of a value a device adds up before it sends them: "eager", where the order of eager autograd
+    stays, or "device", all. `passes` are those of the user. `dump` is called with the text of every pass: `lower(schedule,
     dump=print)`. The slices of a schedule of slices are numbered over all micro-batches. Raise VerifyError if the schedule, the
     routes or the ties are not legal.
     """

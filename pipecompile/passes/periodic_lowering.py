@@ -2,9 +2,9 @@
 
     lowered, n repetitions       ├─ prologue ─┤  ...  ├─ P ─┤├─ P, a step later ─┤  ...  ├─ epilogue ─┤
 
-The order of communication follows the times at which messages are sent if every F, I and W takes the same time: n is large enough for
-these to recur. Where the last two whole repetitions of a row are not the same, n is doubled. That the program with any number of repetitions is legal is
-shown by `verifiers/periodic.py`. Linear in the actions of n repetitions.
+The order of communication follows the times at which messages are sent if every F, I and W takes the same time: n is large enough
+for these to recur. Where the last two whole repetitions of a row are not the same, n is doubled. That the program with any number
+of repetitions is legal is shown by `verifiers/periodic.py`. Linear in the actions of n repetitions.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def lower_periodic(
 ) -> PeriodicProgram:
     """Return the program of a periodic schedule as prologue, period and epilogue, without lowering all micro-batches.
 
-    The keywords are those of `lower`: `receive_ahead` is the number of receives that may be posted before their values are needed. `unroll` of
-    the result is `lower(schedule.unrolled())`. Raise ScheduleError if it has no period, InputError
-    for what is no periodic schedule, VerifyError if schedule, routes or ties are not legal.
+    The keywords are those of `lower`: `receive_ahead` is the number of receives that may be posted before their values are needed.
+    `unroll` of the result is `lower(schedule.unrolled())`. Raise ScheduleError if it has no period, InputError for what is no
+    periodic schedule, VerifyError if schedule, routes or ties are not legal.
     """
     if not isinstance(schedule, PeriodicSchedule):
         raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')

@@ -4,10 +4,11 @@
     after    0UNSHARD 2UNSHARD 0F0 0F1 │ 2F0 2F1 2B0 2B1 │ 2RESHARD 2REDUCE_GRAD 0B0 0B1 │ 0RESHARD 0REDUCE_GRAD
     ahead=0  0UNSHARD 0F0 0F1 │ 0RESHARD 2UNSHARD 2F0 2F1 2B0 2B1 │ 2RESHARD 0UNSHARD 2REDUCE_GRAD 0B0 0B1 │ ...
 
-A block is a longest run of actions of the same stages. UNSHARD comes one block ahead, so that the collective runs beside that block.
-`insert_sharding` frees all that the next block does not use, as FSDP does (Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully
-Sharded Data Parallel", 2023). `shard_to_fit` frees as little as a limit demands, and of all that is idle what is used last, as
-Belady's rule evicts pages. An UNSHARD goes before a REDUCE_GRAD at the same place: a block waits for the one, the end of the step for the other.
+A block is a longest run of actions of the same stages. UNSHARD comes one block ahead, so that the collective runs beside that
+block. `insert_sharding` frees all that the next block does not use, as FSDP does (Zhao et al., "PyTorch FSDP: Experiences on
+Scaling Fully Sharded Data Parallel", 2023). `shard_to_fit` frees as little as a limit demands, and of all that is idle what is used
+last, as Belady's rule evicts pages. An UNSHARD goes before a REDUCE_GRAD at the same place: a block waits for the one, the end of
+the step for the other.
 """
 
 from __future__ import annotations

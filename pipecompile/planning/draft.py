@@ -210,8 +210,8 @@ _CHANGE_IN_FLIGHT = {
 def peak_in_flight(schedule: Schedule, options: Options) -> tuple[float, ...]:
     """Return, per stage, the peak number of micro-batches whose forward has run and whose backward has not.
 
-    A backward is B, or W if split. A slice counts as its share. For cells that the schedule itself recomputes, R counts instead of F. Recomputation
-    requested by `checkpoint` is part of the Problem.
+    A backward is B, or W if split. A slice counts as its share. For cells that the schedule itself recomputes, R counts instead of
+    F. Recomputation requested by `checkpoint` is part of the Problem.
     """
     actions = (a for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE and options.checkpoint == "never")
     recomputed = {action.cell for action in actions}

@@ -26,9 +26,10 @@ __all__ = ["simulate_launches"]
 def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timeline:
     """Return the timeline of a program as it is launched on one GPU per pipeline device. `costs` are those of `simulate`, in seconds.
 
-    Copies of OFFLOAD and RELOAD have a stream per direction and device. The host launches all devices in one order and waits for none of them. The program has to be lowered with `overlap=True`. Memory is
-    not simulated. Copies between devices queue for the link between their two devices. Raises InputError for ties, which ranks alone exchange, and
-    for `engines="device"`, and VerifyError for a program that is not legal. O(n) for n instructions.
+    Copies of OFFLOAD and RELOAD have a stream per direction and device. The host launches all devices in one order and waits for
+    none of them. The program has to be lowered with `overlap=True`. Memory is not simulated. Copies between devices queue for the
+    link between their two devices. Raises InputError for ties, which ranks alone exchange, and for `engines="device"`, and
+    VerifyError for a program that is not legal. O(n) for n instructions.
     """
     if not isinstance(program, Program):
         raise InputError(f"a {type(program).__name__} is no Program", hint="simulate_launches(pipe.program, ...)")

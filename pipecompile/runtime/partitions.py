@@ -68,7 +68,9 @@ def partitions(device: str | torch.device = "cuda:0", count: int = 4) -> list[Ca
 
 
 _STREAMS: dict[tuple[torch.device, int], Any] = {}
-"""The streams of cards that were named several times, by card and pipeline device: one for all programs, since each has memory of its own."""
+"""The streams of cards that were named several times, by card and pipeline device: one for all programs, since each has memory of
+its own.
+"""
 
 
 def stream_of(part: CardPartition) -> Any:

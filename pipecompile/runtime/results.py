@@ -141,7 +141,9 @@ def require_gradient(losses: Sequence[torch.Tensor]) -> None:
 
 
 def without_backward(loss: torch.Tensor) -> torch.Tensor:
-    """Return the loss of a step, a scalar without a gradient, whose `backward()` raises DetachedLossError. A saved loss is a plain tensor."""
+    """Return the loss of a step, a scalar without a gradient, whose `backward()` raises DetachedLossError. A saved loss is a plain
+    tensor.
+    """
     loss.backward = _refuse_backward  # type: ignore[method-assign]
     loss.__getstate__ = dict  # type: ignore[method-assign] # torch.save and pickle read no attributes
     return loss

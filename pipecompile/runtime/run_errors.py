@@ -57,7 +57,8 @@ def run_error(
     *,
     has_hooks: bool = False,
 ) -> BaseException:
-    """Return the error to raise for a failure; its cause is the original. KeyboardInterrupt and the like, and what a checkpoint around the call raises, are returned as they are.
+    """Return the error to raise for a failure; its cause is the original. KeyboardInterrupt and the like, and what a checkpoint
+    around the call raises, are returned as they are.
 
     An error for lack of memory names the peak that was predicted, from `peaks`. An error of a kernel in a backward names the line
     of the forward, from the graph of the stage. `has_hooks`: gradients of parameters have hooks.

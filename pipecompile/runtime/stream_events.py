@@ -36,7 +36,9 @@ Lane = tuple[int, int]
 On ranks (d, e) is a stream on both devices: the messages that d sends, and those that e receives."""
 
 STORE = -2
-"""The memory of the host for what forwards saved: its copies wait for other things than those of inputs, so they have lanes of their own."""
+"""The memory of the host for what forwards saved: its copies wait for other things than those of inputs, so they have lanes of
+their own.
+"""
 
 SPARE_BUFFERS = 2
 """Receive buffers of a value beyond those that hold one when a copy is launched. Without a spare one, a copy waits for the

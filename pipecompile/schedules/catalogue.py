@@ -153,9 +153,9 @@ def compared_names() -> list[str]:
 def register_schedule(name: str, build: Builder, *, chunks: int | None = None) -> None:
     """Add a builder of your own to the catalogue, for `build_schedule(name, ...)` and `compile(schedule=name)`.
 
-    `build(n_stages, n_microbatches, n_devices)` returns a Schedule. `chunks` is the number of stages that it places on a
-    device; None if any number of stages that is a multiple of `n_devices` is possible. Raises ScheduleError if the name is taken, or `build` takes
-    other arguments.
+    `build(n_stages, n_microbatches, n_devices)` returns a Schedule. `chunks` is the number of stages that it places on a device;
+    None if any number of stages that is a multiple of `n_devices` is possible. Raises ScheduleError if the name is taken, or
+    `build` takes other arguments.
     """
     if not isinstance(name, str) or not callable(build):
         raise ScheduleError(

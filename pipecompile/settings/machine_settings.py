@@ -102,7 +102,8 @@ def _costs(name: str, value: Any) -> UserCosts | None:
 @dataclass(frozen=True, kw_only=True)
 class MachineSettings(Group):
     """Devices, one per pipeline device, and what is known of them. `optimizer_state` is the number of copies of a parameter that
-    the optimizer keeps. `shards` is the number of ranks that have a part of each parameter. `partitions` are the parts of one card that the devices are; () if they are whole devices.
+    the optimizer keeps. `shards` is the number of ranks that have a part of each parameter. `partitions` are the parts of one card
+    that the devices are; () if they are whole devices.
     """
 
     devices: tuple[torch.device, ...]

@@ -122,7 +122,9 @@ def _graphs(name: str, value: Any) -> bool | str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Group):
-    """Schedule, recomputation, offloading, dispatch, sums of gradients, lost copies, passes, compilation of stages, number of recordings, and initial values of a model on meta."""
+    """Schedule, recomputation, offloading, dispatch, sums of gradients, lost copies, passes, compilation of stages, number of
+    recordings, and initial values of a model on meta.
+    """
 
     schedule: Annotated[str | Schedule | Builder, _schedule]
     checkpoint: Annotated[Checkpoint, _checkpoint]

@@ -64,7 +64,8 @@ class Advice:
 def advise(
     subject: Schedule | Program, *, faster: float = 0.1, most: int = 5, **costs: Unpack[CostOptions]
 ) -> tuple[Advice, ...]:
-    """Return the stages and links, and the launching by the host, whose improvement shortens the step most, the best first; at most `most` stages and links.
+    """Return the stages and links, and the launching by the host, whose improvement shortens the step most, the best first; at most
+    `most` stages and links.
 
     `faster` is the share of its time that an improved stage or link saves; `costs` are those of `simulate`. Raises the errors of
     `simulate`, and InputError if `faster` is not a share.

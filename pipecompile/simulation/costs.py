@@ -77,13 +77,14 @@ class CostOptions(ShardingOptions, SliceOptions, total=False):
 class Costs:
     """Checked costs.
 
-    `seconds[kind][stage]` is the time of an action; `transfer[name]` the seconds of a message of the route or tie `name`,
-    `latency` in seconds and `bandwidth` in bytes/s come on top. `launch[stage]` is the seconds of the host for an action,
-    `streams[device]` the stream that a device computes on; () if each has its own. `offload[stage]` is the seconds of a copy of what
-    its forward saved to the host, or back; () if all are 0. `overlap` is the seconds of a pair of actions that overlap; None if they
-    follow from `communication[stage]`, the seconds that F, and B or I, spend on communication within the stage, () for none. `sharding` is None if parameters cost nothing.
-    `slices` has the shares of slices; None if micro-batches are whole, whose seconds and bytes the other costs are.
-    `host_link` has the latency in seconds and the bandwidth in bytes/s of copies of inputs. Bytes per stage: `saved`, `weight_saved`, `recipe`, `parameters`.
+    `seconds[kind][stage]` is the time of an action; `transfer[name]` the seconds of a message of the route or tie `name`, `latency` in
+    seconds and `bandwidth` in bytes/s come on top. `launch[stage]` is the seconds of the host for an action, `streams[device]` the
+    stream that a device computes on; () if each has its own. `offload[stage]` is the seconds of a copy of what its forward saved to the
+    host, or back; () if all are 0. `overlap` is the seconds of a pair of actions that overlap; None if they follow from
+    `communication[stage]`, the seconds that F, and B or I, spend on communication within the stage, () for none. `sharding` is None if
+    parameters cost nothing. `slices` has the shares of slices; None if micro-batches are whole, whose seconds and bytes the other costs
+    are. `host_link` has the latency and bandwidth of copies of inputs. Bytes per stage: `saved`, `weight_saved`, `recipe`,
+    `parameters`.
     """
 
     seconds: Mapping[Kind, tuple[float, ...]]
@@ -148,7 +149,7 @@ class Costs:
         return max(forward, backward, communication, forward + backward - communication)
 
     def message(self, name: str, nbytes: float, source: int, target: int, share: float = 1.0) -> float:
-        """Return the seconds of a message of route or tie `name` with `nbytes` bytes from device `source` to `target`, or of this share of it."""
+        """Return the seconds of this share of a message of route or tie `name` with `nbytes` bytes from device `source` to `target`."""
         pair = source, target
         latency = self.latency if isinstance(self.latency, float) else self.latency[pair]
         bandwidth = self.bandwidth if isinstance(self.bandwidth, float) else self.bandwidth[pair]

@@ -85,18 +85,19 @@ def forecast(
 ) -> StepForecast:
     """Return the predicted training step of a schedule or program under the costs of `simulate` and more.
 
-    `reduction`: seconds per stage to reduce its gradients among copies of the pipeline. It begins after the last action of the stage, beside
-    what its device still computes, on links of its own; a device reduces one stage at a time. `optimizer`: seconds per stage of the
-    optimizer step, after the last action of its device, once the gradients are reduced.
+    `reduction`: seconds per stage to reduce its gradients among copies of the pipeline. It begins after the last action of the
+    stage, beside what its device still computes, on links of its own; a device reduces one stage at a time. `optimizer`: seconds
+    per stage of the optimizer step, after the last action of its device, once the gradients are reduced.
 
     `rendezvous`: in each SEND and RECV of a program, both devices wait until the transfer is over. By default receives are posted early and
     sends are buffered, as the runtime does.
 
-    `nics`: per device the number of the network card that it shares with others. A transfer between devices of two cards occupies the sending
-    side of one and the receiving side of the other, first come, first served; devices of one card have links of their own.
+    `nics`: per device the number of the network card that it shares with others. A transfer between devices of two cards occupies
+    the sending side of one and the receiving side of the other, first come, first served; devices of one card have links of their
+    own.
 
-    `contention`: share by which compute takes longer while a copy to or from its device is under way. Not together with `launch`, `streams` or
-    `engines="device"`.
+    `contention`: share by which compute takes longer while a copy to or from its device is under way. Not together with `launch`,
+    `streams` or `engines="device"`.
 
     `jitter`: relative standard deviation of the seconds of every action, transfer, reduction and optimizer step, drawn `draws` times (a
     number of steps) from `seed`.

@@ -18,7 +18,9 @@ Amounts = float | Sequence[float]
 
 
 def checked_overlap(overlap: PerPair | None, n_stages: int) -> PerPair | None:
-    """Return the seconds of pairs of actions that overlap; None if none are given. Raise InputError for what is no pair of stages or no number."""
+    """Return the seconds of pairs of actions that overlap; None if none are given. Raise InputError for what is no pair of stages
+    or no number.
+    """
     if overlap is None:
         return None
     if not isinstance(overlap, Mapping):

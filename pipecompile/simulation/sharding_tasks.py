@@ -21,7 +21,9 @@ Moment = tuple[Anchor, int]
 
 
 def add_sharding(tasks: TaskGraph, costs: ShardingCosts) -> None:
-    """Add the collectives of all rows, and the memory of gathered parameters and of gradients. The messages of the graph must be numbered."""
+    """Add the collectives of all rows, and the memory of gathered parameters and of gradients. The messages of the graph must be
+    numbered.
+    """
     first, label, names = len(tasks.links), tasks.label, list[str]()
     if not tasks.changes:
         tasks.changes = [[] for _ in tasks.rows]

@@ -55,8 +55,9 @@ def simulate(
     `host_bandwidth` in bytes/s (default infinite). They run beside the device, one at a time, up to three inputs ahead of it.
 
     Seconds of the host per stage: `launch`, to launch an F, R, I or W on a device that works beside the host (default 0; a B takes
-    twice as long). One thread launches for all devices, or with `hosts="device"` one per device; with `hosts="step"` one launch, as long
-    as the longest of an F, starts the whole step, as `cuda_graphs="step"` does. `streams`: per device the number of its stream. Devices on one stream compute one after another, as one thread launches them (default: a stream per device).
+    twice as long). One thread launches for all devices, or with `hosts="device"` one per device; with `hosts="step"` one launch, as
+    long as the longest of an F, starts the whole step, as `cuda_graphs="step"` does. `streams`: per device the number of its
+    stream. Devices on one stream compute one after another, as one thread launches them (default: a stream per device).
 
     Seconds per stage of a copy of what its forward saved to the host by OFFLOAD, or back by RELOAD: `offload` (default 0). It runs
     beside the device, one copy in each direction at a time.
@@ -70,14 +71,14 @@ def simulate(
     and no less than either. Or `overlap`: the seconds of a pair, one number or a dict by (stage of F, stage of B).
 
     Bytes per stage, default 0: `saved_bytes` per micro-batch until the backward, `weight_saved_bytes` of these until W (default:
-    all), `recipe_bytes` that a recomputed forward keeps beside its inputs, `parameter_bytes` all the time,
-    `unsharded_bytes` of gathered parameters from UNSHARD to RESHARD, `gradient_bytes` from the first B or W to the end of REDUCE_GRAD. The bytes of values
-    are those of the routes.
+    all), `recipe_bytes` that a recomputed forward keeps beside its inputs, `parameter_bytes` all the time, `unsharded_bytes` of
+    gathered parameters from UNSHARD to RESHARD, `gradient_bytes` from the first B or W to the end of REDUCE_GRAD. The bytes of
+    values are those of the routes.
 
-    Of a schedule or program of slices the costs, and the bytes of routes, are those of whole micro-batches. `slice_seconds` has per slice its share in the seconds of F, R, B, I
-    and W, and `slice_bytes` its share in all bytes, in `transfer` and in `offload`. Shares sum to 1, and are equal by default. Each message
-    of a slice has the whole `latency`, and each action the whole `launch`. `peak_in_flight` counts slices. What a slice saves, and what a
-    recomputed one keeps, includes its keys and values.
+    Of a schedule or program of slices the costs, and the bytes of routes, are those of whole micro-batches. `slice_seconds` has per
+    slice its share in the seconds of F, R, B, I and W, and `slice_bytes` its share in all bytes, in `transfer` and in `offload`.
+    Shares sum to 1, and are equal by default. Each message of a slice has the whole `latency`, and each action the whole `launch`.
+    `peak_in_flight` counts slices. What a slice saves, and what a recomputed one keeps, includes its keys and values.
 
     The timeline of a schedule of `auto_schedule` under the same costs has the `bound` and the `gap` that the search proved.
 
@@ -101,7 +102,9 @@ def build_tasks(
     rendezvous: bool = False,
     **options: Unpack[CostOptions],
 ) -> tuple[TaskGraph, Costs]:
-    """Return the task graph and the checked costs. With `rendezvous`, sends and receives of a program wait for each other. Raises VerifyError if a schedule is not legal, and InputError."""
+    """Return the task graph and the checked costs. With `rendezvous`, sends and receives of a program wait for each other. Raises
+    VerifyError if a schedule is not legal, and InputError.
+    """
     match subject:
         case Schedule():
             verify(subject, routes=routes)
@@ -130,7 +133,9 @@ def build_tasks(
 
 
 def _tasks_of_program(program: Program, costs: Costs, *, rendezvous: bool) -> TaskGraph:
-    """Return the tasks of a program. Raise VerifyError with the faults of a program that names what it does not have, or sends a value twice."""
+    """Return the tasks of a program. Raise VerifyError with the faults of a program that names what it does not have, or sends a
+    value twice.
+    """
     try:
         tasks = tasks_of_program(program, costs, rendezvous=rendezvous)
     except (LookupError, StopIteration):

@@ -3,10 +3,11 @@
     repetition    0      1      2      3    ...         from a repetition on, all its times are those of the one before, T later:
     times         x      x+9    x+18   x+27             then all later ones are too, and the epilogue comes T later per repetition
 
-A time is the latest of other times, each plus a constant: a max-plus linear system. If the times of as many repetitions as an action
-looks back are all those of c repetitions earlier plus T, so are the next, by induction (Baccelli et al., "Synchronization and
-Linearity", 1992, section 3.7). Links are part of it, each serves its messages in the order of one row. Hosts that launch, shared
-streams, engines per device and copies to and from the host are not: their schedules are simulated in full. The repetitions are walked by arrays.
+A time is the latest of other times, each plus a constant: a max-plus linear system. If the times of as many repetitions as an
+action looks back are all those of c repetitions earlier plus T, so are the next, by induction (Baccelli et al., "Synchronization
+and Linearity", 1992, section 3.7). Links are part of it, each serves its messages in the order of one row. Hosts that launch,
+shared streams, engines per device and copies to and from the host are not: their schedules are simulated in full. The repetitions
+are walked by arrays.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class SteadyState:
     """The run of a periodic schedule.
 
     `makespan` is in seconds, `period` the seconds of a repetition in the steady state (None if all were simulated), `simulated` the
-    number of repetitions that were simulated. `timeline` has their spans; None if they have more than 20,000 actions. `peak_memory` (bytes) and `peak_in_flight` are per device, of the whole run.
+    number of repetitions that were simulated. `timeline` has their spans; None if they have more than 20,000 actions. `peak_memory`
+    (bytes) and `peak_in_flight` are per device, of the whole run.
     """
 
     makespan: float

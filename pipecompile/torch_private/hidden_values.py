@@ -2,8 +2,8 @@
 
     loss_fn = lambda y, t: mse_loss(y, t) + model[0].weight.norm()        norm of a parameter that is hidden: the given error
 
-While a parameter is hidden, its class is one of its own, with a `__torch_function__`. Shape, dtype, gradient and flags are readable as before.
-The autograd engine adds gradients as before.
+While a parameter is hidden, its class is one of its own, with a `__torch_function__`. Shape, dtype, gradient and flags are readable
+as before. The autograd engine adds gradients as before.
 """
 
 from __future__ import annotations

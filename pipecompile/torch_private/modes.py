@@ -68,7 +68,9 @@ disable_current_modes = _disable_current_modes
 
 @contextmanager
 def users_modes_removed() -> Iterator[None]:
-    """Take the user's dispatch modes, such as `FlopCounterMode`, off the stack until the block ends. Torch's own stay, as fake tensors. 2.11."""
+    """Take the user's dispatch modes, such as `FlopCounterMode`, off the stack until the block ends. Torch's own stay, as fake
+    tensors. 2.11.
+    """
     users = [mode for mode in _get_current_dispatch_mode_stack() if getattr(mode, "_mode_key", None) is None]
     popped = [_pop_mode() for _ in users]
     try:

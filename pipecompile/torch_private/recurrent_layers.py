@@ -1,4 +1,6 @@
-"""Recurrent layers keep lists of their weights beside the attributes: `_flat_weights`, and weak references by which a call notices new weights."""
+"""Recurrent layers keep lists of their weights beside the attributes: `_flat_weights`, and weak references by which a call notices
+new weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The items of a container as Python stores them. Methods of the user's subclasses are not called: a lazy mapping would import its values."""
+"""The items of a container as Python stores them. Methods of the user's subclasses are not called: a lazy mapping would import its
+values.
+"""
 
 from __future__ import annotations
 

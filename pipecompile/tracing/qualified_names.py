@@ -3,8 +3,8 @@
     torch.nn.functional.relu     ──►  "torch.nn.functional.relu"     ──►  the same function
     mymodel.layers.swish         ──►  "mymodel.layers.swish"         ──►  Named("mymodel.layers.swish"), which cannot be called
 
-A name is looked up in modules of torch, of pipecompile and of Python's operators that are already imported; nothing is imported and no code of a
-model runs.
+A name is looked up in modules of torch, of pipecompile and of Python's operators that are already imported; nothing is imported and
+no code of a model runs.
 """
 
 from __future__ import annotations

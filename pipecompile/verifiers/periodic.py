@@ -11,8 +11,9 @@ Let Q(n) be the unrolled subject with n repetitions. Where Q(n) and Q(n + 1) are
 2. In a row, what the period reads or frees is written earlier: by so many periods as the micro-batches differ, counted in positions.
 3. Messages between two devices are received in the order of sending, counted in the same way, and no further apart than n repetitions.
 4. Let D be the least state, as a position per row, in which all prologues and one repetition are over, closed under waits, and D' the
-   same with two. Both lie within the repetitions, and D' is D one period later. From D, D' can be reached, since Q(n) has no deadlock;
-   its waits are at constant distances, so the same steps lead from D' on, as often as there are repetitions. What follows is the end of Q(n).
+   same with two. Both lie within the repetitions, and D' is D one period later. From D, D' can be reached, since Q(n) has no
+   deadlock; its waits are at constant distances, so the same steps lead from D' on, as often as there are repetitions. What follows
+   is the end of Q(n).
 
 Where this cannot be shown for few repetitions, all are verified.
 """

@@ -1,4 +1,6 @@
-"""Verify a traced graph: fx's own rules, facts on every node, inputs and outputs that match their structures, ties between existing nodes."""
+"""Verify a traced graph: fx's own rules, facts on every node, inputs and outputs that match their structures, ties between existing
+nodes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Models that compute on as many rows as the data say, and branch on how many there are: in every step the loss and gradients of the plain loop."""
+"""Models that compute on as many rows as the data say, and branch on how many there are: in every step the loss and gradients of
+the plain loop.
+"""
 
 from __future__ import annotations
 

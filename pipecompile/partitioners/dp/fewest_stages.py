@@ -3,10 +3,11 @@
     {} ──▶ J ──▶ I ──▶ ... ──▶ all        each arc is a candidate stage; the path with the fewest arcs has the fewest stages
 
 Without labels a sender pays for each tensor once: the fewest stages are then a lower bound, and a target that needs more than there
-are is refuted. With labels the count is exact. A *label* is a choice of the stages from a down-set to the end. What it did matters to
-the stages before in three ways: how many stages it has, how many of them receive each tensor produced before (its copies), and the
-seconds of side branches that it shed and of loose clusters that it left (its debt, `side_branches.py`, `loose_clusters.py`). A label is dropped if another of the same down-set is nowhere
-worse. Desrochers and Soumis, "A generalized permanent labelling algorithm for the shortest path problem with time windows", 1988.
+are is refuted. With labels the count is exact. A *label* is a choice of the stages from a down-set to the end. What it did matters
+to the stages before in three ways: how many stages it has, how many of them receive each tensor produced before (its copies), and
+the seconds of side branches that it shed and of loose clusters that it left (its debt, `side_branches.py`, `loose_clusters.py`). A
+label is dropped if another of the same down-set is nowhere worse. Desrochers and Soumis, "A generalized permanent labelling
+algorithm for the shortest path problem with time windows", 1988.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class _Label:
 class FewestStages:
     """Decides whether a number of stages is enough for a target.
 
-    `loose` are the seconds of work that any stage can do. Without `sheds` no side branch is shed and relays send to all: then paths are cuts. With `multicast` a sender pays
-    for each tensor once. `is_complete` tells whether the last search for labels came to its end.
+    `loose` are the seconds of work that any stage can do. Without `sheds` no side branch is shed and relays send to all: then paths
+    are cuts. With `multicast` a sender pays for each tensor once. `is_complete` tells whether the last search for labels came to
+    its end.
     """
 
     def __init__(

@@ -4,8 +4,9 @@
                    ╰─▶ k        ───────────▶              ╰─▶ k
 
 Each layer of a decoder has a view of its own of the table of rotary embeddings, for its queries and keys: each view multiplies the
-down-sets. A cluster is read through if each tensor of it is no less than all that it reads. Without it no stage has more load, if the stage of the table sends
-it once, as a relay (`side_branches.py`), and its work is left to any stage. So a bound without it is a bound.
+down-sets. A cluster is read through if each tensor of it is no less than all that it reads. Without it no stage has more load, if
+the stage of the table sends it once, as a relay (`side_branches.py`), and its work is left to any stage. So a bound without it is a
+bound.
 """
 
 from __future__ import annotations

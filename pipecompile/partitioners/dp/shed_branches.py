@@ -39,7 +39,9 @@ def _smallest_enough(parts: Sequence[BranchPart], seconds: float) -> BranchPart:
 
 
 def _move(tracker: LoadTracker, part: BranchPart, origin: int, limit: float) -> bool:
-    """Move a part to the last stage before its own that stays below the limit, not before what it comes after. Return whether there is one."""
+    """Move a part to the last stage before its own that stays below the limit, not before what it comes after. Return whether there
+    is one.
+    """
     first = max((tracker.assignment[source] for source in part.after), default=0)
     for s in reversed(range(first, origin)):
         for cluster in part.members:

@@ -4,11 +4,12 @@
     x ─▶ a ─▶ b    table ┤         ├─▶ ..  down-sets. Joined with its consumer it multiplies nothing. A branch may read what other
                          ╰─▶ view ─▶ c     clusters off the main path compute for many, here a table of positions
 
-Joined, a cut may be worse than the best one: the stage of b cannot shed the work of the branch. It gains by that at most its *relief*:
-the work, and the seconds in which it receives what the branch reads, less those in which it receives the result instead. The stage that
-takes the work over gains at least `ratio` times as much load, since it sends the result. Where a branch takes no longer than its result
-the relief is 0. Nor can a branch on another stage send its result on in place of the table: for a bound the stage of the table, a *relay*,
-sends it once. Where there is neither relief nor relay, joining loses nothing. So views on the main path, which take no time, are joined as well.
+Joined, a cut may be worse than the best one: the stage of b cannot shed the work of the branch. It gains by that at most its
+*relief*: the work, and the seconds in which it receives what the branch reads, less those in which it receives the result instead.
+The stage that takes the work over gains at least `ratio` times as much load, since it sends the result. Where a branch takes no
+longer than its result the relief is 0. Nor can a branch on another stage send its result on in place of the table: for a bound the
+stage of the table, a *relay*, sends it once. Where there is neither relief nor relay, joining loses nothing. So views on the main
+path, which take no time, are joined as well.
 
 A bound is a relaxation: stages shed any part of their relief, in any pieces, and owe `ratio` times as much to stages before.
 """

@@ -19,8 +19,8 @@ from pipecompile.partitioners.objective import bottleneck
 __all__ = ["cut_chain_with_copies", "fill_between"]
 
 FIRST_STEP = 0.01
-"""Distance of the first target of a chain from the lower bound, as a share of the incumbent; doubled until there is a cut. Low targets are refuted
-quickly, while a target far above the optimum leaves many suffixes.
+"""Distance of the first target of a chain from the lower bound, as a share of the incumbent; doubled until there is a cut. Low
+targets are refuted quickly, while a target far above the optimum leaves many suffixes.
 """
 
 NEAR = 0.004

@@ -4,10 +4,10 @@
     micro-batch    n, mean, squared deviations  ─┼─► those of the mini-batch ─► running mean, running variance, one count
     micro-batch    n, mean, squared deviations  ─┘
 
-Each micro-batch is still normalised by itself. A layer runs as it is, hooks included, with empty running statistics and
-momentum 1, so that the layer writes the micro-batch's statistics there. `batch_moments.py` merges them after the run; the variance is unbiased for the number of
-values in the mini-batch. An InstanceNorm averages the statistics of its samples. A layer that a forward calls twice is updated
-twice, in this order.
+Each micro-batch is still normalised by itself. A layer runs as it is, hooks included, with empty running statistics and momentum 1,
+so that the layer writes the micro-batch's statistics there. `batch_moments.py` merges them after the run; the variance is unbiased
+for the number of values in the mini-batch. An InstanceNorm averages the statistics of its samples. A layer that a forward calls
+twice is updated twice, in this order.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class DeferredNorm:
     def settle(self) -> None:
         """Update statistics and counter as one forward of the whole mini-batch would.
 
-        The layer has counted every micro-batch; the count of one of them is that of the mini-batch. Recomputations are settled with the run,
-        or on their own if they come later.
+        The layer has counted every micro-batch; the count of one of them is that of the mini-batch. Recomputations are settled with
+        the run, or on their own if they come later.
         """
         new = [call for call in self.calls if call.take()]
         runs, count = max((call.settled_runs for call in self.calls), default=0), self.layer.num_batches_tracked

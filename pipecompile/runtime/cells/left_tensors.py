@@ -149,7 +149,9 @@ class LeftTensors:
 
     @contextmanager
     def _read(self, frame: Frame, microbatch: int) -> Iterator[None]:
-        """Put leaves in the places of the tensors that this micro-batch, or one that is ahead, has left; and at the end the tensors again."""
+        """Put leaves in the places of the tensors that this micro-batch, or one that is ahead, has left; and at the end the tensors
+        again.
+        """
         own = {stage: [one.shown() for one in frame.left.get((stage, microbatch), [])] for stage in self.places}
         instead: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for (stage, other), left in list(frame.left.items()):

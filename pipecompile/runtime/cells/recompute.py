@@ -6,9 +6,9 @@
 F records an autograd graph as any forward does, and drops it at its end. So the same kernels run, and the outputs have the right
 `requires_grad`. The dropped graph does not raise the memory peak, since R holds as much later.
 
-R starts from the buffers as F found them, and restores those that R itself found: running statistics are updated once.
-While R runs, `is_recomputing()` is true. What Python of the user's has changed since F is undone for the length of R. State that the last stage leaves on the model is written again, because the loss may read it,
-and put back at the end of R.
+R starts from the buffers as F found them, and restores those that R itself found: running statistics are updated once. While R
+runs, `is_recomputing()` is true. What Python of the user's has changed since F is undone for the length of R. State that the last
+stage leaves on the model is written again, because the loss may read it, and put back at the end of R.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     F0  buffer: 0 to 1, x * buffer saves it     F1  buffer: 1 to 2     B0  reads the copy that F0 took at its end, 1
 
-The copies are taken at the end of the forward, as a backward right behind it would find the state. The kernel of batch norm in evaluation mode reads
-running statistics in its backward, and a later call in training mode updates these without a new version.
+The copies are taken at the end of the forward, as a backward right behind it would find the state. The kernel of batch norm in
+evaluation mode reads running statistics in its backward, and a later call in training mode updates these without a new version.
 """
 
 from __future__ import annotations

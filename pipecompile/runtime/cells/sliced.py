@@ -142,7 +142,9 @@ def _attention(
     mask: torch.Tensor,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """Return attention over concatenated keys and values, of which autograd keeps the parts. Hooks of the user get what they get without slices."""
+    """Return attention over concatenated keys and values, of which autograd keeps the parts. Hooks of the user get what they get
+    without slices.
+    """
     joined = [torch.cat([*parts], -2) for parts in (keys, values)]
     function: Callable[..., torch.Tensor] = nn.functional.scaled_dot_product_attention
     if saved_tensor_hooks() is not None:
@@ -163,7 +165,9 @@ def _attention(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceRun(StageRun):
-    """A stage's function on a device, for one slice. `earlier` are registers of keys and values; of R, `own` is None: F has written them."""
+    """A stage's function on a device, for one slice. `earlier` are registers of keys and values; of R, `own` is None: F has written
+    them.
+    """
 
     state: SliceState
     earlier: Sequence[int]

@@ -39,10 +39,10 @@ class CellCode(Protocol):
 class Cell:
     """The computation of one stage in one program.
 
-    `code` maps `inputs`, and the number of samples if `is_sized`, to the tuple of `outputs`. `parameters` are the ids of
-    the stage's parameters. `unshared` are inputs whose gradients are always in memory of their own. `module` is that of the stage. `slices` is
-    what its attentions and positions read while it runs on a slice; None if micro-batches are whole. `reads_objects`: it has a loss that
-    reads objects beside its arguments.
+    `code` maps `inputs`, and the number of samples if `is_sized`, to the tuple of `outputs`. `parameters` are the ids of the
+    stage's parameters. `unshared` are inputs whose gradients are always in memory of their own. `module` is that of the stage.
+    `slices` is what its attentions and positions read while it runs on a slice; None if micro-batches are whole. `reads_objects`:
+    it has a loss that reads objects beside its arguments.
     """
 
     code: CellCode

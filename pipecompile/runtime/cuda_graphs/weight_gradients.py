@@ -3,8 +3,9 @@
     first micro-batch    replay "write"    sum  = gradient         weight.grad = sum
     later ones           replay "add"      sum += gradient         no launch of their own
 
-The order of the additions is that of the plain loop. A `.grad` that is other memory, such as one that the user made, is added to outside of
-the graph; so is that of a weight with hooks, by autograd. A sum that something else holds, such as a gradient that the user kept, keeps its values.
+The order of the additions is that of the plain loop. A `.grad` that is other memory, such as one that the user made, is added to
+outside of the graph; so is that of a weight with hooks, by autograd. A sum that something else holds, such as a gradient that the
+user kept, keeps its values.
 """
 
 from __future__ import annotations

@@ -85,15 +85,17 @@ def auto_schedule(
     """Return a schedule with the shortest simulated step that the search finds, never longer than the catalogue's best that fits.
 
     `placement` has the device of each stage; by default a loop, or to and fro (a V with two stages per device) if every device has
-    equally many, whichever is faster: these are the placements of the catalogue. Values move along `routes`, by default a chain. `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bounds every device: one
-    number, or one per device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto",
-    which recomputes where memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search,
-    in units of some seconds for 16 devices and 64 micro-batches. `time_limit` or Ctrl-C ends the search, the former after so many seconds,
-    with the best schedule so far. `costs` are those of `simulate`. Actions never overlap, and nothing is offloaded: schedules of the
-    catalogue that do so are not compared.
+    equally many, whichever is faster: these are the placements of the catalogue. Values move along `routes`, by default a chain.
+    `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bounds every device: one number, or one per
+    device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto", which recomputes where
+    memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search, in units of some seconds
+    for 16 devices and 64 micro-batches. `time_limit` or Ctrl-C ends the search, the former after so many seconds, with the best
+    schedule so far. `costs` are those of `simulate`. Actions never overlap, and nothing is offloaded: schedules of the catalogue
+    that do so are not compared.
 
-    The schedule has a `certificate`: the makespan that `simulate` has under these costs, a lower bound in seconds on all such schedules
-    on these placements within the memory, and its `gap`. If OR-Tools is installed (the extra `exact`), CP-SAT raises the bound and improves the schedule, unless `exact=False`.
+    The schedule has a `certificate`: the makespan that `simulate` has under these costs, a lower bound in seconds on all such
+    schedules on these placements within the memory, and its `gap`. If OR-Tools is installed (the extra `exact`), CP-SAT raises the
+    bound and improves the schedule, unless `exact=False`.
 
     Raises ScheduleError with the needed memory if no schedule fits, and InputError for invalid arguments.
     """
@@ -241,7 +243,9 @@ class _AutoSearch:
         return recompute_flag_sets(evaluator.workload(split=self.split), evaluator.capacity, self.checkpoint)
 
     def _improved(self, best: EvaluatedSchedule) -> Schedule:
-        """Return the schedule improved by swaps, within the limit. A swap keeps the saved memory of its row; the values count in a shorter schedule."""
+        """Return the schedule improved by swaps, within the limit. A swap keeps the saved memory of its row; the values count in a
+        shorter schedule.
+        """
         schedule, evaluator = best.schedule, best.evaluator
         recomputed = {a.stage for row in schedule.rows for a in row if a.kind is Kind.RECOMPUTE}
         flags = [stage in recomputed for stage in range(schedule.n_stages)]

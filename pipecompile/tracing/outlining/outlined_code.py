@@ -75,7 +75,9 @@ def original_code(code: CodeType) -> CodeType:
 
 
 def close_routes(code: CodeType) -> None:
-    """Forget the routes of an outlined code, which runs no more. Python's collector does not look into codes: it would not free what they hold."""
+    """Forget the routes of an outlined code, which runs no more. Python's collector does not look into codes: it would not free
+    what they hold.
+    """
     for constant in code.co_consts:
         if isinstance(constant, _Route):
             constant.route = None

@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 CPU_RANDOM = RLock()
-"""Lock of the CPU's random state, which all threads share: held from saving the state until a recomputable forward has drawn its numbers."""
+"""Lock of the CPU's random state, which all threads share: held from saving the state until a recomputable forward has drawn its
+numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True)

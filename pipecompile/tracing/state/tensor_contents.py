@@ -21,7 +21,8 @@ __all__ = ["CopyBeforeWrite", "is_same_memory", "tensors_restored"]
 
 @contextmanager
 def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[None]:
-    """Restore, when the block ends, the contents and memory of all tensors that a model or other objects hold, `.grad`, and the random states of GPUs.
+    """Restore, when the block ends, the contents and memory of all tensors that a model or other objects hold, `.grad`, and the
+    random states of GPUs.
 
     Buffers and plain tensors are copied at once, a parameter before the first kernel that writes to it. `p.data = values` gives a
     tensor other memory, and is undone as well. With `most`, only the tensors in so many of the nearest containers are restored, and
