@@ -8,9 +8,10 @@
 A device begins backwards when it has the forwards of a whole micro-batch: the gradients of the keys and values of a slice come from
 the backwards of all later slices. So its warm-up is that of 1F1B, in slices, and k - 1 slices longer.
 
-Bubble: (P - 1) / (M k + P - 1) for k slices of equal time; makespan (M k + P - 1)(tF + tB)/k. Memory: stage s holds at most min(P -
-1 - s + k, M k) slices in flight: P - 1 + k slices, or 1 + (P - 1)/k micro-batches on the first device, where 1F1B holds P
-micro-batches. When: sequences are long, and few micro-batches fit.
+Bubble: (P - 1) / (M k + P - 1) for k slices of equal time; makespan (M k + P - 1)(tF + tB)/k.
+Memory: stage s holds at most min(P - 1 - s + k, M k) slices in flight: P - 1 + k slices, or 1 + (P - 1)/k micro-batches on the first device,
+where 1F1B holds P micro-batches.
+When: sequences are long, and few micro-batches fit.
 
 With n_slices=1 it is 1F1B.
 

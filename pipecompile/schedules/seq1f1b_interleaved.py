@@ -6,10 +6,10 @@
 
 Rounds have as few micro-batches as have P slices, so with k >= P slices a round is one micro-batch: that is the order of SlimPipe.
 
-Bubble: makespan M T + (P - 1)(tF + tB)/(v k) for M k >= P slices of equal time, with T = tF + tB of all stages of a device. Memory:
-((v - 1) R + k + 2 (P - 1 - d)) / (v k) micro-batches on device d; R is the number of slices in the longest round. With k = R = n P
-it is 1 + 2 (P - 1 - d) / (v k) micro-batches, each a P-th of the model's layers. When: as `seq1f1b`, with links that are fast
-enough for v times the messages.
+Bubble: makespan M T + (P - 1)(tF + tB)/(v k) for M k >= P slices of equal time, with T = tF + tB of all stages of a device.
+Memory: ((v - 1) R + k + 2 (P - 1 - d)) / (v k) micro-batches on device d; R is the number of slices in the longest round. With k = R = n P it is
+1 + 2 (P - 1 - d) / (v k) micro-batches, each a P-th of the model's layers.
+When: as `seq1f1b`, with links that are fast enough for v times the messages.
 
 With n_slices=1 it is `interleaved`.
 

@@ -83,8 +83,7 @@ class Costs:
     host, or back; () if all are 0. `overlap` is the seconds of a pair of actions that overlap; None if they follow from
     `communication[stage]`, the seconds that F, and B or I, spend on communication within the stage, () for none. `sharding` is None if
     parameters cost nothing. `slices` has the shares of slices; None if micro-batches are whole, whose seconds and bytes the other costs
-    are. `host_link` has the latency and bandwidth of copies of inputs. Bytes per stage: `saved`, `weight_saved`, `recipe`,
-    `parameters`.
+    are. `host_link` has the latency and bandwidth of copies of inputs. `saved` to `parameters` are bytes per stage.
     """
 
     seconds: Mapping[Kind, tuple[float, ...]]

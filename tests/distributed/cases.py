@@ -54,9 +54,7 @@ TRAINING = compared_names()
 
 
 def mesh_of(shape: Sequence[int], *names: str) -> DeviceMesh:
-    """Return the mesh of this case. The next case gets another one: ranks leave a step that fails at different collectives of its
-    groups.
-    """
+    """Return the mesh of this case. The next case gets another one: ranks leave a step that fails at different collectives of its groups."""
     key = str((shape, names))
     if key not in MESHES:
         MESHES[key] = DeviceMesh("cpu", torch.arange(math.prod(shape)).view(*shape), mesh_dim_names=names)

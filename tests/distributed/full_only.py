@@ -1,6 +1,4 @@
-"""Cases of the ranks that run with `--full` alone: the same as others, with another model or mesh. This module imports nothing, as
-pytest imports it.
-"""
+"""Cases of the ranks that run with `--full` alone: the same as others, with another model or mesh. This module imports nothing, as pytest imports it."""
 
 FULL_ONLY = (
     "deep looped",

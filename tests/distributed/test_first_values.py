@@ -17,9 +17,7 @@ def test_tensors_that_all_ranks_have_are_compared() -> None:
 
 @pytest.mark.timeout(700)
 def test_ranks_with_other_seeds_are_warned_once(said: dict[str, list[str]]) -> None:
-    """A seed, or a checkpoint, on one rank alone trained a model that no rank had, without a word. Constants, and a copy of a
-    pipeline, count not.
-    """
+    """A seed, or a checkpoint, on one rank alone trained a model that no rank had, without a word. Constants, and a copy of a pipeline, count not."""
     for text in said["other seeds"]:
         assert (
             text.count("the ranks begin with other values of 0.weight, 0.bias, 2.weight and 1 more, of 4 tensors") == 1

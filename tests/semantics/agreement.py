@@ -50,9 +50,7 @@ def recorded(model: nn.Module, case: Case) -> Callable[..., Any]:
 
 
 def piped(model: nn.Module, case: Case, *, n_stages: int = 99, dispatch: str = "inline") -> pc.Pipeline:
-    """Return a pipeline of 2 micro-batches, or of one where samples meet, with as many stages as the model has pieces, at most
-    `n_stages`.
-    """
+    """Return a pipeline of 2 micro-batches, or of one where samples meet, with as many stages as the model has pieces, at most `n_stages`."""
     with case.around():
         graph = note_ties(pc.trace(model, *case.inputs(2)))
     n_stages = max(1, min(n_stages, len(separable_pieces(graph))))

@@ -18,27 +18,45 @@ from pipecompile.schedules import build_schedule
 from pipecompile.show import report_html
 from pipecompile.simulation.simulator import simulate
 
-ACT = """ const rects = () => document.querySelectorAll("#timelines rect.cell").length; const told = { cells: rects() }; const first
-= document.querySelector("#timelines svg"), box = first.getBoundingClientRect(); const at = { clientX: box.left + 90, clientY:
-box.top + 8, bubbles: true }; first.dispatchEvent(new PointerEvent("pointermove", at)); told.hint =
-document.getElementById("hint").textContent; told.dim = document.querySelectorAll("rect.dim").length; first.dispatchEvent(new
-WheelEvent("wheel", { ...at, deltaY: -1500 })); told.scrolled = rects(); first.dispatchEvent(new WheelEvent("wheel", { ...at,
-deltaY: -1500, ctrlKey: true })); told.zoomed = rects(); first.dispatchEvent(new MouseEvent("dblclick", at)); told.all = rects();
-for (let i = 0; i < 9; i++) first.dispatchEvent(new KeyboardEvent("keydown", { key: "+" })); told.keys = rects();
-first.dispatchEvent(new KeyboardEvent("keydown", { key: "0" })); const ends = () => [...document.querySelectorAll("#timelines
-svg")].map((svg) => [...svg.querySelectorAll("text.soft")].filter((text) => / .?s$/.test(text.textContent)).at(-1).textContent);
-told.own = ends(); document.querySelector("#timelines [name=scale]").click(); told.common = ends(); told.names =
-[...document.querySelectorAll("#cut svg text")].map((text) => text.textContent); const form = document.querySelector("#what-if
-form"), rows = () => [...document.querySelectorAll("#what-if tbody tr")]; told.rows = rows().map((row) =>
-row.innerText.split("\\t")[0]); form.querySelector("[name=devices]").value = "2"; form.dispatchEvent(new Event("input")); told.fewer
-= document.querySelector("#what-if svg").querySelectorAll("text").length; rows().at(-1).click(); told.chosen =
-document.querySelector("#what-if h3").textContent; told.last = rows().at(-1).innerText.split("\\t")[0]; told.line =
-document.querySelector("#what-if pre").textContent; told.arcs = document.querySelectorAll("#cut path.route").length; told.skips =
-document.querySelectorAll("#cut path.skip").length; told.pictures = [...document.querySelectorAll("svg")].map((svg) =>
-svg.getAttribute("aria-label")); told.again = document.querySelector("#environment pre").textContent; told.wide =
-document.documentElement.scrollWidth <= innerWidth; told.legend = document.querySelector("#timelines .legend").innerText;
-told.compared = [...document.querySelectorAll("#compared tbody tr")].map((row) => row.cells.length); document.body.dataset.told =
-JSON.stringify(told);
+ACT = """
+const rects = () => document.querySelectorAll("#timelines rect.cell").length;
+const told = { cells: rects() };
+const first = document.querySelector("#timelines svg"), box = first.getBoundingClientRect();
+const at = { clientX: box.left + 90, clientY: box.top + 8, bubbles: true };
+first.dispatchEvent(new PointerEvent("pointermove", at));
+told.hint = document.getElementById("hint").textContent;
+told.dim = document.querySelectorAll("rect.dim").length;
+first.dispatchEvent(new WheelEvent("wheel", { ...at, deltaY: -1500 }));
+told.scrolled = rects();
+first.dispatchEvent(new WheelEvent("wheel", { ...at, deltaY: -1500, ctrlKey: true }));
+told.zoomed = rects();
+first.dispatchEvent(new MouseEvent("dblclick", at));
+told.all = rects();
+for (let i = 0; i < 9; i++) first.dispatchEvent(new KeyboardEvent("keydown", { key: "+" }));
+told.keys = rects();
+first.dispatchEvent(new KeyboardEvent("keydown", { key: "0" }));
+const ends = () => [...document.querySelectorAll("#timelines svg")].map((svg) => [...svg.querySelectorAll("text.soft")].filter((text) => / .?s$/.test(text.textContent)).at(-1).textContent);
+told.own = ends();
+document.querySelector("#timelines [name=scale]").click();
+told.common = ends();
+told.names = [...document.querySelectorAll("#cut svg text")].map((text) => text.textContent);
+const form = document.querySelector("#what-if form"), rows = () => [...document.querySelectorAll("#what-if tbody tr")];
+told.rows = rows().map((row) => row.innerText.split("\\t")[0]);
+form.querySelector("[name=devices]").value = "2";
+form.dispatchEvent(new Event("input"));
+told.fewer = document.querySelector("#what-if svg").querySelectorAll("text").length;
+rows().at(-1).click();
+told.chosen = document.querySelector("#what-if h3").textContent;
+told.last = rows().at(-1).innerText.split("\\t")[0];
+told.line = document.querySelector("#what-if pre").textContent;
+told.arcs = document.querySelectorAll("#cut path.route").length;
+told.skips = document.querySelectorAll("#cut path.skip").length;
+told.pictures = [...document.querySelectorAll("svg")].map((svg) => svg.getAttribute("aria-label"));
+told.again = document.querySelector("#environment pre").textContent;
+told.wide = document.documentElement.scrollWidth <= innerWidth;
+told.legend = document.querySelector("#timelines .legend").innerText;
+told.compared = [...document.querySelectorAll("#compared tbody tr")].map((row) => row.cells.length);
+document.body.dataset.told = JSON.stringify(told);
 """
 
 

@@ -52,9 +52,7 @@ class SteppedEvent:
 
 @dataclass
 class SteppedStreams(EmulatedStreams):
-    """`host` is how many launches the devices do at a launch of the host. `yields`: the chance that a thread of the host lets
-    others go on.
-    """
+    """`host` is how many launches the devices do at a launch of the host. `yields`: the chance that a thread of the host lets others go on."""
 
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     host: float = 1.0

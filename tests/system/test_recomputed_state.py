@@ -1,6 +1,4 @@
-"""State that forwards, hooks and losses change, with several micro-batches in flight and with recomputation: it is that of the
-plain loop.
-"""
+"""State that forwards, hooks and losses change, with several micro-batches in flight and with recomputation: it is that of the plain loop."""
 
 from __future__ import annotations
 

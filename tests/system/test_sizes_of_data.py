@@ -1,6 +1,4 @@
-"""Models that compute on as many rows as the data say, and branch on how many there are: in every step the loss and gradients of
-the plain loop.
-"""
+"""Models that compute on as many rows as the data say, and branch on how many there are: in every step the loss and gradients of the plain loop."""
 
 from __future__ import annotations
 

@@ -263,9 +263,7 @@ class Scalars(nn.Module):
 
 
 def test_scalars_of_parameters_in_a_stacked_loss_train() -> None:
-    """The gradients of `exp` and `shift` lie in one memory; the second micro-batch added to both, and `scale` got 1.5 times its
-    gradient.
-    """
+    """The gradients of `exp` and `shift` lie in one memory; the second micro-batch added to both, and `scale` got 1.5 times its gradient."""
     model, x = Scalars(), torch.randn(4, 4)
 
     def loss_fn(output: Any) -> torch.Tensor:

@@ -128,9 +128,7 @@ def _contexts(
             result = run(*args, **kwargs)
         observer.left = watch.left() if watch is not None else NOTHING_LEFT
         observer.result = observer.left.joined(owner, result)
-        is_block = isinstance(run, BlockCall)
-        values = flatten_containers((run.values, run.fixed))[0] if is_block else argument_leaves((args, kwargs))
-        calls[piece].append((observer.block_call(run) if is_block else observer.trial_call(), values))
+        calls[piece].append(observer.notes_on(run, args, kwargs))
         return result
 
     return (
@@ -236,6 +234,12 @@ class _CallObserver:
             dtype = next((tensor.dtype for tensor in (*read, *allocated)), torch.float32)
             flops = float(count_flops(*args, **kwargs, out_val=result)) if count_flops else 0.0
             self.work.append((flops, float(moved_bytes), dtype))
+
+    def notes_on(self, run: Callable[..., Any], args: Any, kwargs: Any) -> tuple[TrialCall, list[Any]]:
+        """Return the notes on the call, and the values that it got. Raise UnsuitableBlock."""
+        if isinstance(run, BlockCall):
+            return self.block_call(run), flatten_containers((run.values, run.fixed))[0]
+        return self.trial_call(), argument_leaves((args, kwargs))
 
     def block_call(self, block: BlockCall) -> TrialCall:
         """Return the notes on the call of a block, which also uses what it may use in other runs. Raise UnsuitableBlock."""

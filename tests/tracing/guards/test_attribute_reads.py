@@ -111,9 +111,7 @@ class Recurrent(nn.Module):
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("error::pipecompile.RecordingWarning")
 def test_a_recurrent_layer_with_a_normed_weight_is_recorded_once() -> None:
-    """Its hook gives it another weight in each call, which the layer notes in lists of its own: the model was recorded anew in
-    every step.
-    """
+    """Its hook gives it another weight in each call, which the layer notes in lists of its own: the model was recorded anew in every step."""
     torch.manual_seed(0)
     model, eager = Recurrent(), Recurrent()
     eager.load_state_dict(model.state_dict())
