@@ -16,9 +16,10 @@ from time import monotonic
 import numpy as np
 
 from pipecompile.partitioners.clusters import Clusters, transitive_closure
+from pipecompile.partitioners.dp.down_set_listing import DownSetListing, list_down_sets
 from pipecompile.partitioners.dp.fewest_stages import FewestStages
 from pipecompile.partitioners.dp.reduced_graph import ReducedGraph, reduced
-from pipecompile.partitioners.dp.stage_candidates import StageCandidates, find_candidates, list_down_sets
+from pipecompile.partitioners.dp.stage_candidates import StageCandidates, find_candidates
 from pipecompile.partitioners.dp.stage_filling import MAX_CLUSTERS
 from pipecompile.partitioners.incumbent import SolverState
 
@@ -29,7 +30,7 @@ STEP = 0.5
 without labels is often that with them.
 """
 
-REACHES = 0.01, 0.05, 0.2, inf
+REACHES = 0.003, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.085, 0.1, 0.15, 0.2, inf
 """Limits of targets above the lower bound, as its shares, one after the other: below a low limit few down-sets can be boundaries."""
 
 
@@ -59,10 +60,15 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
         return
     state.enter("down-sets")
     graph = reduced(state.clusters, state.machine)
-    before = state.tolerance
+    listing = list_down_sets(graph.branches, state.machine, state.target, deadline)
+    if listing is None:
+        return
+    before, bound = state.tolerance, state.lower_bound
     for reach in REACHES:
-        limit = min(state.lower_bound * (1 + reach), state.target) if state.lower_bound else state.target
-        search = _TargetBisection.of(state, graph, limit, deadline)
+        limit = min(bound * (1 + reach), state.target) if bound else state.target
+        if limit < state.lower_bound:
+            continue
+        search = _TargetBisection.of(state, graph, listing, limit, deadline)
         if search is None:
             break
         state.tolerance = tolerance
@@ -86,9 +92,11 @@ class _TargetBisection:
         )
 
     @classmethod
-    def of(cls, state: SolverState, graph: ReducedGraph, limit: float, deadline: float) -> _TargetBisection | None:
+    def of(
+        cls, state: SolverState, graph: ReducedGraph, listing: DownSetListing, limit: float, deadline: float
+    ) -> _TargetBisection | None:
         """Return the rounds; None if there are too many down-sets or candidates, or after the deadline."""
-        table = list_down_sets(graph.branches, state.machine, limit, deadline)
+        table = listing.table(len(state.machine), limit)
         if table is None:
             return None
         candidates = find_candidates(graph.branches.clusters, table, len(state.machine), limit, deadline)

@@ -7,11 +7,13 @@ a ┤      ├─▶ d                   ╰─▶ {a c} ─╯
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipecompile.partitioners.clusters import Flow
 
 __all__ = ["DownSetLevels", "as_rows"]
 
@@ -20,30 +22,37 @@ class DownSetLevels:
     """The levels above the down-set `begin`, by the clusters that are `free` (all without it), up to so many seconds of work. `time` is
     that of each cluster, and `neighbours` what `adjacency` returns.
 
-    `level` maps the mask of each down-set to (its ready clusters, as a mask; its seconds of work at speed 1).
+    `level` maps the mask of each down-set to (its ready clusters, as a mask; its seconds of work at speed 1; the seconds of the `flows`
+    that leave it and not `begin`, of which each consumer comes after the source).
     """
 
     def __init__(
         self, time: Sequence[float], neighbours: tuple[list[list[int]], list[list[int]]],
-        begin: int = 0, free: Collection[int] | None = None, most_work: float = inf,
+        begin: int = 0, free: Collection[int] | None = None, most_work: float = inf, flows: Iterable[Flow] = (),
     ) -> None:  # fmt: skip
         predecessors, successors = neighbours
         chosen = range(len(time)) if free is None else free
         self.time, self.most_work = time, most_work
         self._needs = {v: sum(1 << a for a in set(predecessors[v]) if a in chosen) for v in chosen}
         self._successors = {v: [b for b in set(successors[v]) if b in chosen] for v in chosen}
+        self._sent, self._last_read = [0.0] * len(time), [list[tuple[int, float]]() for _ in time]
+        for flow in (flow for flow in flows if flow.consumers and flow.time):
+            self._sent[flow.source] += flow.time
+            for consumer in flow.consumers:
+                self._last_read[consumer].append((sum(1 << v for v in flow.consumers), flow.time))
         ready = sum(1 << v for v, need in self._needs.items() if not need)
-        self.level = {begin: (ready, sum(time[v] for v in _bits(begin)))}
+        self.level = {begin: (ready, sum(time[v] for v in _bits(begin)), 0.0)}
 
     def advance(self, most: int) -> None:
         """Go to the next level; it is not whole if it has more than `most` down-sets."""
-        following: dict[int, tuple[int, float]] = {}
-        for mask, (ready, work) in self.level.items():
+        following: dict[int, tuple[int, float, float]] = {}
+        for mask, (ready, work, leaving) in self.level.items():
             for v in _bits(ready):
                 larger = mask | 1 << v
                 if larger not in following and work + self.time[v] <= self.most_work:
                     freed = sum(1 << b for b in self._successors[v] if not self._needs[b] & ~larger)
-                    following[larger] = ready & ~(1 << v) | freed, work + self.time[v]
+                    inside = sum(seconds for readers, seconds in self._last_read[v] if not readers & ~larger)
+                    following[larger] = ready & ~(1 << v) | freed, work + self.time[v], leaving + self._sent[v] - inside
             if len(following) > most:
                 break
         self.level = following

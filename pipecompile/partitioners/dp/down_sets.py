@@ -142,7 +142,7 @@ def _down_sets_after(
     min_work, masks, passed = windows.min_work[s] - slack, list[int](), 0
     levels = DownSetLevels(clusters.time, neighbours, fixed, free, windows.max_work[s] + slack)
     while levels.level:
-        masks += [mask for mask, (_, work) in levels.level.items() if work >= min_work]
+        masks += [mask for mask, (_, work, _) in levels.level.items() if work >= min_work]
         passed += len(levels.level)
         levels.advance(MAX_DOWN_SETS - len(masks))
         if len(masks) + len(levels.level) > MAX_DOWN_SETS or (passed > MAX_DOWN_SETS and monotonic() > deadline):

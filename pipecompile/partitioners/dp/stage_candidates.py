@@ -12,59 +12,27 @@ The load of a candidate counts each tensor that leaves it once. What a sender pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.clusters import Clusters, adjacency
-from pipecompile.partitioners.dp.down_set_levels import DownSetLevels, as_rows
-from pipecompile.partitioners.dp.side_branches import JoinedBranches
-from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.clusters import Clusters
+from pipecompile.partitioners.dp.down_set_listing import DownSetTable
 from pipecompile.partitioners.objective import TOLERANCE
 
-__all__ = ["NEVER", "DownSetTable", "StageCandidates", "find_candidates", "list_down_sets"]
+__all__ = ["NEVER", "StageCandidates", "find_candidates"]
 
 Bits = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-MAX_PASSED = 200_000
-"""Down-sets that are passed in a listing: a second."""
-
-MAX_WIDTH = 8_000
-"""Down-sets of one size: a graph with more has too many in all, which is told in a tenth of a second."""
-
-MAX_DOWN_SETS = 20_000
-"""Down-sets that may be boundaries."""
 
 MAX_CANDIDATES = 4_000_000
 """Candidate stages that are kept: 100 MB."""
 
 NEVER = 1 << 30
 """Stages to a down-set that cannot be reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class DownSetTable:
-    """The down-sets that can be boundaries, by work and size, so that each comes after all that are inside it.
-
-    `inside` is [down-set, cluster]. `work` has the seconds of each at the speed of a stage, `relief` those of them that the stages
-    of its clusters can gain by shedding side branches.
-    """
-
-    inside: Bits
-    work: Floats
-    relief: Floats
-
-    def __len__(self) -> int:
-        return len(self.work)
-
-    def least_stages_after(self, target: float) -> Ints:
-        """Return, per down-set, the number of stages without which the work after it is not done."""
-        after = self.work[-1] - self.work - (self.relief[-1] - self.relief)
-        return np.array([_least_stages(seconds, target) for seconds in after.tolist()], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +48,6 @@ class StageCandidates:
     load: Floats
     has_source: Bits
     n_inside: NDArray[np.int16]
-
-
-def list_down_sets(
-    branches: JoinedBranches, machine: Machine, target: float, deadline: float = inf
-) -> DownSetTable | None:
-    """Return the down-sets that can be boundaries of a cut within the target; None if there are too many, or after the deadline."""
-    speed, relief = machine.speed[0], float(branches.relief.sum())
-    clusters, total = branches.clusters, sum(branches.clusters.time)
-    levels, kept, passed = DownSetLevels(clusters.time, adjacency(clusters)), dict[int, float](), 0
-    while levels.level:
-        for mask, (_, work) in levels.level.items():
-            before, after = (
-                _least_stages(amount, target) for amount in (work / speed, (total - work) / speed - relief)
-            )
-            if before + after <= len(machine):
-                kept[mask] = work / speed
-        passed += len(levels.level)
-        levels.advance(MAX_WIDTH)
-        is_wide = len(levels.level) > MAX_WIDTH or passed > MAX_PASSED
-        if is_wide or len(kept) > MAX_DOWN_SETS or monotonic() > deadline:
-            return None
-    masks = sorted(kept, key=lambda mask: (kept[mask], mask.bit_count()))
-    inside = as_rows(masks, len(clusters)).astype(bool)
-    return DownSetTable(inside, np.array([kept[mask] for mask in masks]), inside @ branches.relief)
-
-
-def _least_stages(seconds: float, target: float) -> int:
-    """Return how many stages within the target so much work needs."""
-    return ceil(max(seconds, 0.0) / target - TOLERANCE)
 
 
 def find_candidates(
@@ -131,14 +70,14 @@ def find_candidates(
 
 
 class _CandidateSearch:
-    """The stages that begin at one down-set after the other. `is_open` tells whether a flow crosses the boundary after a down-set, and
-    `crossing` has the seconds of those that do; `fewest` has the fewest stages to each down-set so far.
+    """The stages that begin at one down-set after the other. `words` are the clusters inside, 64 at a time. `is_open` tells whether a flow
+    crosses the boundary after a down-set; `fewest` has the fewest stages to each down-set so far.
     """
 
     def __init__(self, clusters: Clusters, table: DownSetTable, n_stages: int, target: float) -> None:
         flows = clusters.flows
         self.table, self.n_stages, self.target = table, n_stages, target * (1 + TOLERANCE)
-        self.packed = np.packbits(table.inside, axis=1)
+        self.words = _as_words(table.inside)
         self.time = np.array([flow.time for flow in flows])
         self.n_consumers = np.array([len(flow.consumers) for flow in flows], dtype=np.int16)
         self.has_source = table.inside[:, [flow.source for flow in flows]]
@@ -146,7 +85,6 @@ class _CandidateSearch:
         for f, flow in enumerate(flows):
             self.n_inside[:, f] = table.inside[:, flow.consumers].sum(axis=1)
         self.is_open = self.has_source & (self.n_inside < self.n_consumers)
-        self.crossing = self.is_open @ self.time
         self.last = np.searchsorted(table.work, table.work + self.target + table.relief[-1], side="right")
         self.needed = table.least_stages_after(target)
         self.fewest = np.full(len(table), NEVER, dtype=np.int64)
@@ -154,14 +92,25 @@ class _CandidateSearch:
 
     def stages_from(self, j: int) -> tuple[Ints, Floats]:
         """Return the down-sets that end a stage which begins at down-set j, and its loads."""
-        window = np.arange(j + 1, self.last[j] if self.fewest[j] < NEVER else j + 1)
-        window = window[self.fewest[j] + 1 + self.needed[window] <= self.n_stages]
-        after = window[~(self.packed[j] & ~self.packed[window]).any(axis=1)]
-        load = self.table.work[after] - self.table.work[j] + self._tensors(j, after)
-        within = load - (self.table.relief[after] - self.table.relief[j]) <= self.target
+        after = self._larger(j) if self.fewest[j] < NEVER else np.arange(0)
+        work = self.table.work[after] - self.table.work[j]
+        relief = self.table.relief[after] - self.table.relief[j]
+        is_light = work - relief + np.abs(self.table.leaving[after] - self.table.leaving[j]) <= self.target
+        after, relief = after[is_light], relief[is_light]
+        load = work[is_light] + self._tensors(j, after)
+        within = load - relief <= self.target
         after, load = after[within], load[within]
         self.fewest[after] = np.minimum(self.fewest[after], self.fewest[j] + 1)
         return after, load
+
+    def _larger(self, j: int) -> Ints:
+        """Return the down-sets with j inside of which the stages, with a stage from j, can be enough."""
+        begin, end = j + 1, self.last[j]
+        is_larger = self.needed[begin:end] <= self.n_stages - self.fewest[j] - 1
+        for words in self.words:
+            is_larger &= words[begin:end] & words[j] == words[j]
+        larger: Ints = np.flatnonzero(is_larger) + begin
+        return larger
 
     def _tensors(self, j: int, after: Ints) -> Floats:
         """Return the seconds of tensors that stages from j receive, and send once each: what crosses the boundary after a stage, less
@@ -170,5 +119,13 @@ class _CandidateSearch:
         flows = np.flatnonzero(self.is_open[j])
         n_inside = self.n_inside[np.ix_(after, flows)]
         changes = (n_inside > self.n_inside[j, flows]) * 1.0 - (n_inside < self.n_consumers[flows])
-        seconds: Floats = self.crossing[after] + changes @ self.time[flows]
+        seconds: Floats = self.table.leaving[after] + changes @ self.time[flows]
         return seconds
+
+
+def _as_words(rows: Bits) -> NDArray[np.uint64]:
+    """Pack the bits of rows into words: an array (words, rows)."""
+    packed = np.zeros((len(rows), (rows.shape[1] + 63) // 64 * 8), dtype=np.uint8)
+    packed[:, : (rows.shape[1] + 7) // 8] = np.packbits(rows, axis=1)
+    words: NDArray[np.uint64] = np.ascontiguousarray(packed.view(np.uint64).T)
+    return words

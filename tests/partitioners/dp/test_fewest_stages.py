@@ -13,15 +13,16 @@ from partitioners.dp.test_stage_candidates import alone, graphs
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.dp import fewest_stages
+from pipecompile.partitioners.dp.down_set_listing import list_down_sets
 from pipecompile.partitioners.dp.fewest_stages import FewestStages
-from pipecompile.partitioners.dp.stage_candidates import find_candidates, list_down_sets
+from pipecompile.partitioners.dp.stage_candidates import find_candidates
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 
 
 def count_of(problem: Problem, n_stages: int, target: float, loose: float = 0.0) -> FewestStages:
     clusters = coarsen(problem)
-    table = list_down_sets(alone(clusters), Machine.of(problem, n_stages), target)
+    table = list_down_sets(alone(clusters), Machine.of(problem, n_stages), target).table(n_stages, target)
     candidates = find_candidates(clusters, table, n_stages, target)
     return FewestStages(alone(clusters), candidates, n_stages, loose, sheds=True, multicast=problem.multicast)
 

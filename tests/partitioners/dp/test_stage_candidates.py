@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import Clusters, coarsen
 from pipecompile.partitioners.dp import stage_candidates
+from pipecompile.partitioners.dp.down_set_listing import list_down_sets
 from pipecompile.partitioners.dp.side_branches import JoinedBranches
-from pipecompile.partitioners.dp.stage_candidates import find_candidates, list_down_sets
+from pipecompile.partitioners.dp.stage_candidates import find_candidates
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
 
@@ -43,7 +44,7 @@ def test_loads_are_those_of_the_middle_of_three_stages_with_each_tensor_sent_onc
     clusters = coarsen(problem)
     machine = Machine.of(Problem(problem.nodes), 3)
     target = sum(clusters.time) + 100.0
-    table = list_down_sets(alone(clusters), Machine.of(problem, n_stages), target)
+    table = list_down_sets(alone(clusters), Machine.of(problem, n_stages), target).table(n_stages, target)
     found = find_candidates(clusters, table, n_stages, target)
     pairs = [
         (j, i) for j, i in product(range(len(table)), repeat=2) if (table.inside[j] <= table.inside[i]).all() and j < i
@@ -57,26 +58,30 @@ def test_loads_are_those_of_the_middle_of_three_stages_with_each_tensor_sent_onc
         assert load == pytest.approx(once.load)  # with the default, multicast
 
 
-def test_a_chain_has_a_down_set_per_boundary_and_work_decides_which_can_be_one():
+def test_stages_of_a_chain_are_those_that_a_cut_within_the_target_can_have():
     nodes = tuple(Node(str(i), 1.0) for i in range(6))
-    problem = Problem(nodes, tuple((str(i), str(i + 1)) for i in range(5)))
-    branches, machine = alone(coarsen(problem)), Machine.of(problem, 3)
-    assert list_down_sets(branches, machine, 6.0).work.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert list_down_sets(branches, machine, 2.0).work.tolist() == [0, 2, 4, 6]
-    table = list_down_sets(branches, machine, 2.0)
+    branches = alone(coarsen(Problem(nodes, tuple((str(i), str(i + 1)) for i in range(5)))))
+    table = list_down_sets(branches, Machine.of(Problem(nodes), 3), 2.0).table(3, 2.0)
     found = find_candidates(branches.clusters, table, 3, 2.0)
     assert list(zip(found.before.tolist(), found.after.tolist(), strict=True)) == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_too_many_down_sets_or_candidates_are_declined(monkeypatch):
+def test_too_many_candidates_are_declined(monkeypatch):
     nodes = tuple(Node(str(i), 1.0) for i in range(8))  # no precedence: 2 ** 8 down-sets
-    branches, machine = alone(coarsen(Problem(nodes))), Machine.of(Problem(nodes), 3)
-    table = list_down_sets(branches, machine, 8.0)
-    assert len(table) == 256
+    branches = alone(coarsen(Problem(nodes)))
+    table = list_down_sets(branches, Machine.of(Problem(nodes), 3), 8.0).table(3, 8.0)
+    assert find_candidates(branches.clusters, table, 3, 8.0) is not None
+    assert find_candidates(branches.clusters, table, 3, 8.0, deadline=0.0) is None
     monkeypatch.setattr(stage_candidates, "MAX_CANDIDATES", 100)
     assert find_candidates(branches.clusters, table, 3, 8.0) is None
-    for name, most in (("MAX_PASSED", 100), ("MAX_WIDTH", 30), ("MAX_DOWN_SETS", 200)):  # 70 have four clusters
-        with monkeypatch.context() as patch:
-            patch.setattr(stage_candidates, name, most)
-            assert list_down_sets(branches, machine, 8.0) is None
-    assert list_down_sets(branches, machine, 8.0, deadline=0.0) is None
+
+
+def test_down_sets_of_more_than_a_word_are_told_apart():
+    names = [f"{tower}{i}" for tower in "ab" for i in range(70)]
+    arcs = tuple((f"{tower}{i}", f"{tower}{i + 1}") for tower in "ab" for i in range(69))
+    nodes = tuple(Node(name, float(name[1:] in {"0", "69"})) for name in names)
+    branches = alone(coarsen(Problem(nodes, arcs)))
+    table = list_down_sets(branches, Machine.of(Problem(nodes), 4), 1.0).table(4, 1.0)
+    found = find_candidates(branches.clusters, table, 4, 1.0)
+    assert len(table) == 71 * 71
+    assert all((table.inside[j] <= table.inside[i]).all() for j, i in zip(found.before, found.after, strict=True))
