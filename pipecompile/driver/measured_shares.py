@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,9 @@ _TOLERANCE = 1e-3
 """Relative difference of gradients and of shares in single precision."""
 
 Tensors = Sequence[torch.Tensor]
+
+_Result = tuple[torch.Tensor, list[torch.Tensor]]
+"""A loss, and the gradients of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,8 @@ class MeasuredShares:
 
     def _shares_at(self, draw: _Draw) -> list[float] | None:
         sizes, (wholes, pieces) = draw.sizes, self._drawn(draw)
-        loss, gradients = self._gradients(wholes, sum(sizes), draw.whole)
-        results = [self._gradients(one, n, given) for one, n, given in zip(pieces, sizes, draw.parts, strict=True)]
+        columns = zip((wholes, *pieces), (sum(sizes), *sizes), (draw.whole, *draw.parts), strict=True)
+        (loss, gradients), *results = self._results([partial(self._gradients, *column) for column in columns])
         if not loss.isfinite():
             return [float("nan")] * len(sizes)
         trained = [(i, p) for i, p in enumerate(self.outputs.places) if self.outputs.values[p].requires_grad]
@@ -150,9 +154,18 @@ class MeasuredShares:
         column = [made(1)] * len(sizes) if rule.kind is MergeKind.SAME else [made(1) for _ in sizes]
         return gather(column, rule, sizes), column
 
-    def _gradients(
-        self, tensors: Tensors, samples: int, given: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _results(self, calls: Sequence[Callable[[], _Result]]) -> list[_Result]:
+        """Make calls of the loss of which each begins in the same state: one after the other if none changes it, else it is put back."""
+        with loss_undone(self.loss_fn, self.device) as changed:
+            results = [call() for call in calls]
+        if changed:
+            results = []
+            for call in calls:
+                with loss_undone(self.loss_fn, self.device):
+                    results.append(call())
+        return results
+
+    def _gradients(self, tensors: Tensors, samples: int, given: Mapping[str, Any]) -> _Result:
         """Return the loss at an output, and the gradient of each of its tensors that requires one."""
         leaves = [
             tensor.detach().requires_grad_(bool(self.outputs.values[place].requires_grad))
@@ -160,11 +173,10 @@ class MeasuredShares:
         ]
         output = self.outputs.output(leaves, samples)
         target = [to_device(given[TARGET], self.device)] if given.get(TARGET) is not None else []
-        with loss_undone(self.loss_fn, self.device):  # each call begins in the same state
-            loss = self.loss_fn(output, *target)
-            loss = loss[0] if self.has_aux else loss
-            trained = [leaf for leaf in leaves if leaf.requires_grad]
-            found = torch.autograd.grad(loss.reshape(()), trained, allow_unused=True)
+        loss = self.loss_fn(output, *target)
+        loss = loss[0] if self.has_aux else loss
+        trained = [leaf for leaf in leaves if leaf.requires_grad]
+        found = torch.autograd.grad(loss.reshape(()), trained, allow_unused=True)
         pairs = zip(trained, found, strict=True)
         return loss.detach(), [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in pairs]
 

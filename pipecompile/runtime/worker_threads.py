@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -96,7 +96,7 @@ class WorkerThreads:
         self._stop()
         run = self._latest = ThreadedRun(code, frame, ThreadState.of_caller(len(self.jobs), self.devices))
         try:
-            self._queue(run)
+            contexts = self._queue(run)
             run.wait()
         except BaseException:
             self._stop()
@@ -104,12 +104,16 @@ class WorkerThreads:
         finally:
             if run.has_ended:
                 self._latest = None
+        _adopt(contexts)
         if run.failures:
             raise run.failures[0]
 
-    def _queue(self, run: ThreadedRun) -> None:
-        for device, queue in enumerate(self.jobs):
-            queue.put(partial(copy_context().run, run.run_row, device))
+    def _queue(self, run: ThreadedRun) -> list[Context]:
+        """Give each thread its row, and return the contexts in which they run: copies of that of the caller."""
+        contexts = [copy_context() for _ in self.jobs]
+        for device, (queue, context) in enumerate(zip(self.jobs, contexts, strict=True)):
+            queue.put(partial(context.run, run.run_row, device))
+        return contexts
 
     def _stop(self) -> None:
         """Stop a run that was interrupted, and wait for its threads. Safe to interrupt and to repeat at any place."""
@@ -191,6 +195,14 @@ class ThreadedRun:
             positions[device] = index
             run(frame)
         positions[device] = len(self.code.rows[device])
+
+
+def _adopt(contexts: Iterable[Context]) -> None:
+    """Set the context variables of the caller that stages have set."""
+    before = copy_context()
+    for variable, value in (pair for context in contexts for pair in context.items()):
+        if variable not in before or before[variable] is not value:
+            variable.set(value)
 
 
 def _work(jobs: SimpleQueue[Job | None]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private import pytree
-from pipecompile.tracing.container_items import values_in
+from pipecompile.tracing.container_items import size_of, values_in
 from pipecompile.tracing.loaded_names import imported_modules, names_in
 
 __all__ = [
@@ -118,7 +118,7 @@ class _CodeSearch:
         """Add what `value` names and holds to `code`, and return the values to search next."""
         if type(value) is FunctionType:
             enclosed = _enclosed(value)
-            inside = [held for held in enclosed if callable(held)]
+            inside = [held for one in enclosed for held in _with_items(one) if callable(held)]
             if value.__closure__:
                 self._closures.append((value, enclosed))
             if is_foreign(value):
@@ -170,6 +170,16 @@ class _CodeSearch:
             if isinstance(value, functools._lru_cache_wrapper):
                 code.caches.append(CachedFunction(holder, name, value))
         return values
+
+
+_MOST_ITEMS = 20
+"""Items of a container around a function that are searched for functions. What is larger is a registry."""
+
+
+def _with_items(value: Any) -> Iterable[Any]:
+    """Return a value, or the items of a small container."""
+    is_small = isinstance(value, (list, tuple, dict)) and size_of(value) <= _MOST_ITEMS
+    return values_in(value) if is_small else [value]
 
 
 def _are(now: Sequence[Any], then: Sequence[Any]) -> bool:

@@ -53,7 +53,7 @@ from pipecompile.tracing.node_facts import NodeFacts, set_facts
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.opaque.retries import record_with_retries
-from pipecompile.tracing.state.function_state import globals_restored
+from pipecompile.tracing.state.function_state import globals_restored, warn_of_outer_changes
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
 from pipecompile.tracing.state.second_call import CarriedStateError, record_state_changes
@@ -200,14 +200,15 @@ class _Attempt:
         recorder.has_lifted = bool(self.lifted.holders)
         installed = self.lifted.install() if recorder.has_lifted else nullcontext()
         with (
-            caches_purged(), parametrizations_uncached(), globals_restored(self.model, tensors=False),
-            model_restored(self.model) as states, torch.set_grad_enabled(grad), installed,
+            caches_purged(), parametrizations_uncached(), model_restored(self.model) as states,
+            globals_restored(self.model, tensors=False) as changed, torch.set_grad_enabled(grad), installed,
         ):  # fmt: skip
             graph = recorder.record(self.inputs)
             if python_draws(states):
                 states.restore()
                 again = Recorder(self.model, symbol, self.device, OpaqueCalls(opaque, symbol), grad=grad)
                 _refuse_draws(again, self.inputs, states)
+        warn_of_outer_changes(self.model, changed)
         reads = replace(graph.facts.reads, lifted=self.lifted) if graph.facts.reads else None
         graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None, reads=reads)
         return graph

@@ -7,8 +7,9 @@ loss_fn = criterion.forward                 a bound method
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -18,11 +19,25 @@ from torch import nn
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.container_items import size_of, values_in
-from pipecompile.tracing.loaded_names import names_in
-from pipecompile.tracing.reachable_code import reachable
-from pipecompile.tracing.state.outer_bindings import OuterBindings
+from pipecompile.tracing.leaf_modules import is_leaf
+from pipecompile.tracing.loaded_names import bound_attributes, bound_globals, names_in
+from pipecompile.tracing.reachable_code import ReachableCode, reachable
+from pipecompile.tracing.state.context_variables import context_variables_restored
+from pipecompile.tracing.state.hidden_containers import identity
+from pipecompile.tracing.state.leftover_state import hooks_of
+from pipecompile.tracing.state.outer_bindings import OuterBinding, OuterBindings
+from pipecompile.tracing.state.random_states import generator_sources, generators_among, random_states_restored
+from pipecompile.tracing.state.replayed_iterators import iterators_replayed
 from pipecompile.tracing.state.shared_objects import is_shared
-from pipecompile.tracing.state.snapshot import Place, can_hold, content_of, contents_restored, places_of, tensors_of
+from pipecompile.tracing.state.snapshot import (
+    Place,
+    can_hold,
+    contents_restored,
+    held_values,
+    holds_hidden,
+    places_of,
+    tensors_of,
+)
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 from pipecompile.tracing.user_source import warn
 
@@ -34,36 +49,49 @@ __all__ = [
     "roots_near",
     "tensors_held",
     "tensors_near",
+    "warn_of_outer_changes",
 ]
 
 
 @contextmanager
-def function_restored(function: Callable[..., Any] | None, *, tensors: bool = True) -> Iterator[None]:
-    """Restore, when the block ends, the containers, objects and globals near a function, and the contents of their tensors.
+def function_restored(function: Callable[..., Any] | None, *, tensors: bool = True) -> Iterator[list[Any]]:
+    """Restore, when the block ends, the containers, objects, generators and globals near a function, and the contents of their tensors.
+    After it, the list has what had changed.
 
     Without `tensors`, contents are left as they are: for a block that computes on fake tensors.
     """
-    roots, functions = _reached(function)
-    spaces = [
-        (one.__globals__, name, one.__globals__[name])
-        for one in functions
-        for name in names_in(one.__code__) & one.__globals__.keys()
-    ]
+    roots, code = _reached(function)
+    scopes = [(one.__globals__, names_in(one.__code__)) for one in code.functions]
+    places, changed = places_of(*roots, most=_MOST, deep=True), list[Any]()
     with ExitStack() as stack:
-        stack.enter_context(contents_restored(places_of(*roots, most=_MOST, deep=True)))
-        if tensors:
-            stack.enter_context(tensors_restored(*roots, most=_MOST))
+        advanced = stack.enter_context(iterators_replayed(places, scopes))
+        spaces = [(space, name, space[name]) for space, names in scopes for name in names & space.keys()]
+        values = (*roots, *code.objects, *held_values(places), *(value for _, _, value in spaces))
+        bindings = OuterBindings(code, _with_modules(roots))
+        containers = stack.enter_context(contents_restored(places))
+        states = stack.enter_context(random_states_restored(generator_sources(generators_among(values))))
+        variables = stack.enter_context(context_variables_restored(values))
+        written = stack.enter_context(tensors_restored(*roots, most=_MOST)) if tensors else []
         try:
-            yield
+            yield changed
         finally:
-            for space, name, value in spaces:
-                if space.get(name) is not value:
-                    space[name] = value
+            for binding in (*bindings.changed(), *(OuterBinding(*one) for one in spaces)):
+                if binding.is_changed():
+                    binding.restore()
+                    changed.append(binding.name)
+            changed += states.changed()
+    changed += [*containers, *written, *variables, *advanced]
+
+
+def _with_modules(roots: Iterable[Any]) -> list[Any]:
+    """Return the objects, and the modules inside those that are modules."""
+    return [part for root in roots for part in (root.modules() if isinstance(root, nn.Module) else (root,))]
 
 
 def _is_users(value: Any) -> bool:
     """Return whether a value may hold state of the user's; a pipeline keeps its own."""
-    return can_hold(value) and type(value).__module__.partition(".")[0] != __name__.partition(".")[0]
+    is_own = type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return (can_hold(value) or holds_hidden(value)) and not is_own
 
 
 def tensors_near(function: Callable[..., Any] | None) -> set[int]:
@@ -75,7 +103,7 @@ def reads_objects(function: Callable[..., Any] | None) -> bool:
     """Return whether a function names, closes over, is or is a method of containers or objects of the user's, such as a model."""
     if function is None:
         return False
-    others = [one for one in _reached(function)[0] if not isinstance(one, (FunctionType, MethodType, partial))]
+    others = [one for one in _reached(function)[0] if not isinstance(one, _FUNCTIONS)]
     others += [part for part in _bound_to(function) if _is_users(part)]
     return any(type(one).__module__.partition(".")[0] != "torch" for one in others)
 
@@ -88,32 +116,53 @@ def _bound_to(function: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[None]:
+def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list[str]]:
     """Restore, when the block ends, modules, tensors, containers and objects that the functions of a model name as globals or close over.
 
-    The names themselves are bound as before. Without `tensors`, contents are left as they are: for a block that records on fake
-    tensors. What it changes is lost, with a warning.
+    The names themselves are bound as before, and context variables set as before. Without `tensors`, contents are left as they are: for
+    a block that computes on fake tensors. After the block, the list has the names of what had changed and is no part of the model.
     """
-    code, roots = reachable(model), roots_near(model)
-    alone = [one for one in code.objects if isinstance(one, torch.Tensor)]
+    code, roots, names = reachable(model), roots_near(model), list[str]()
     if not _is_users(model):  # the call of a loss is a model of the recorder's: `function_restored` is around it
-        yield
+        yield names
         return
-    places, bindings = places_of(*roots, most=_MOST), OuterBindings(model, code)
-    before = [(place.container, content_of(place.container)) for place in places]
-    names: list[str] = []
-    with contents_restored(places), tensors_restored(*roots, alone, most=_MOST) if tensors else nullcontext():
+    alone = [one for one in code.objects if isinstance(one, torch.Tensor)]
+    places, bindings = places_of(*roots, most=_MOST, deep=True), OuterBindings(code, model.modules())
+    own, bound_by_hooks = _changed_by_leaves(model)
+    with ExitStack() as stack:
+        containers = stack.enter_context(contents_restored(places))
+        variables = stack.enter_context(context_variables_restored((*code.objects, *held_values(places))))
+        if tensors:
+            stack.enter_context(tensors_restored(*roots, alone, most=_MOST))
         try:
-            yield
+            yield names
         finally:
             for binding in bindings.changed():
-                names.append(binding.name)
                 binding.restore()
-        changed = [] if tensors else [one for one, content in before if not _is_same(content_of(one), content)]
-    if (changed or names) and not tensors:
-        listed = ", ".join([*sorted({*names}), *([_names(changed, code.functions)] if changed else [])])
+                names.append(binding.name)
+    names[:] = [name for name in (*names, *(one.name for one in variables)) if name not in bound_by_hooks]
+    changed = [one for one in containers if identity(one) not in own]
+    names[:] = [*sorted({*names}), *([_names(changed, code.functions)] if changed else [])]
+
+
+def _changed_by_leaves(model: nn.Module) -> tuple[set[int], set[str]]:
+    """Return the identities of the model's containers and of those near the hooks of its leaf modules, and names that such hooks bind: a
+    node that calls a leaf module runs its hooks.
+    """
+    places, bound = places_of(model), set[str]()
+    for hook in (hook for module in model.modules() if is_leaf(module) for hook in hooks_of(module)):
+        roots, code = _reached(hook)
+        places += places_of(*roots, most=_MOST, deep=True)
+        bound.update(*(bound_attributes(one.__code__) | bound_globals(one.__code__) for one in code.functions))
+        bound |= {one.name for one in code.objects if isinstance(one, ContextVar)}
+    return {identity(place.container) for place in places}, bound
+
+
+def warn_of_outer_changes(model: nn.Module, names: Sequence[str]) -> None:
+    """Warn that what a forward changes beside the model is lost."""
+    if names:
         warn(
-            f"{type(model).__name__}.forward changes {listed}, which is no part of the model: a pipeline leaves it"
+            f"{type(model).__name__}.forward changes {', '.join(names)}, which is no part of the model: a pipeline leaves it"
             " as it is. Try a buffer or an attribute of the model instead",
             RecordingWarning,
         )
@@ -138,16 +187,10 @@ def tensors_held(holder: Any, roots: Sequence[Any]) -> list[torch.Tensor]:
     return [*(tensors_of(holder) if isinstance(holder, nn.Module) else ()), *tensors_of(*roots, most=_MOST)]
 
 
-def _is_same(now: Sequence[Any], then: Sequence[Any]) -> bool:
-    """Return whether two contents consist of identical objects, or pairs of those."""
-    flat = [[part for one in content for part in (one if type(one) is tuple else (one,))] for content in (now, then)]
-    return len(flat[0]) == len(flat[1]) and all(one is other for one, other in zip(*flat, strict=True))
-
-
 def _names(changed: Sequence[Any], functions: Sequence[FunctionType]) -> str:
     """Return the names of the globals that have changed, as far as they have names."""
     spaces = [(one.__globals__, name) for one in functions for name in names_in(one.__code__)]
-    ids = {id(one) for one in changed}
+    ids = {identity(one) for one in changed}
     names = {name for space, name in spaces if id(space.get(name)) in ids}
     return ", ".join(sorted(names)) or "an object"
 
@@ -161,12 +204,18 @@ library, or the data set behind a trainer.
 def _may_be_state(value: Any) -> bool:
     if isinstance(value, (dict, list, set, deque)):
         return size_of(value) <= _MOST and not any(isinstance(one, (type, str)) for one in values_in(value))
-    is_object = can_hold(value) and not isinstance(value, (FunctionType, MethodType, partial, tuple))
+    is_object = not isinstance(value, (*_FUNCTIONS, tuple, frozenset))
     return isinstance(value, nn.Module) or (is_object and _is_users(value) and not is_shared(value))
 
 
 _MOST_ROOTS = 100
 """Objects and functions around a loss that are searched, the nearest first: a call of a library leads to thousands."""
+
+
+_MOST_INSIDE = 10
+"""Containers of one object that are searched for functions."""
+
+_FUNCTIONS = (FunctionType, MethodType, partial)
 
 
 class _Holder(nn.Module):
@@ -177,12 +226,12 @@ class _Holder(nn.Module):
         self.value = value
 
 
-def _reached(function: Any) -> tuple[list[Any], list[FunctionType]]:
-    """Return the objects that a function and the functions it calls name or close over, itself included, and those functions. Objects that
-    other threads may change are left out.
+def _reached(function: Any) -> tuple[list[Any], ReachableCode]:
+    """Return the objects that a function and the functions it calls name or close over, itself included, and all that is found. Objects
+    that other threads may change are left out.
     """
     roots: dict[int, Any] = {}
-    functions: list[FunctionType] = []
+    found = ReachableCode()
     pending = [function]
     while pending and len(roots) < _MOST_ROOTS:
         value = _user_model(pending.pop(0))
@@ -190,9 +239,17 @@ def _reached(function: Any) -> tuple[list[Any], list[FunctionType]]:
             continue
         roots[id(value)] = value
         code = reachable(value if isinstance(value, nn.Module) else _Holder(value), most=_MOST_ROOTS)
-        functions += code.functions
-        pending += code.objects
-    return list(roots.values()), functions
+        found.functions += code.functions
+        found.objects += code.objects
+        pending += [*code.objects, *_functions_in(value)]
+    return list(roots.values()), found
+
+
+def _functions_in(value: Any) -> list[Any]:
+    """Return the functions that an object has in its attributes, and in containers there, as the terms of a loss."""
+    if isinstance(value, (nn.Module, FunctionType)):
+        return []
+    return [one for one in held_values(places_of(value, most=_MOST_INSIDE)) if isinstance(one, _FUNCTIONS)]
 
 
 def _user_model(value: Any) -> Any:

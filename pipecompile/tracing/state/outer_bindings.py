@@ -4,23 +4,22 @@
     nonlocal last; last = h        a variable of the function around it
     type(self).last = h            an attribute of a class
     settings.last = h              an attribute of a module
+    forward.last = h               an attribute of a function
 
 Only names that some function of the user's binds are looked at. What an object has is restored by `function_state`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-from torch import nn
-
 from pipecompile.tracing.loaded_names import bound_attributes, bound_globals, names_in
 from pipecompile.tracing.reachable_code import ReachableCode, is_foreign
 
-__all__ = ["OuterBindings"]
+__all__ = ["OuterBinding", "OuterBindings"]
 
 
 class _Unbound:
@@ -29,7 +28,9 @@ class _Unbound:
 
 @dataclass(frozen=True, slots=True)
 class OuterBinding:
-    """The value that a name was bound to. `holder` is the globals or the module, the class, or the cell of a variable."""
+    """The value that a name was bound to. `holder` is the globals or the module, the class, the attributes of a function, or the cell of
+    a variable.
+    """
 
     holder: dict[str, Any] | type | CellType
     name: str
@@ -66,26 +67,33 @@ def _value(holder: dict[str, Any] | type | CellType, name: str) -> Any:
             return holder.cell_contents
         except ValueError:  # empty
             return _Unbound
-    return (vars(holder) if isinstance(holder, type) else holder).get(name, _Unbound)
+    return _space(holder).get(name, _Unbound)
+
+
+def _space(holder: Mapping[str, Any] | type) -> Mapping[str, Any]:
+    return vars(holder) if isinstance(holder, type) else holder
 
 
 class OuterBindings:
-    """The present bindings of the names that the user's functions bind outside of the model."""
+    """The present bindings of the names that the user's functions bind outside of a model or other objects, of whose classes they are."""
 
-    def __init__(self, model: nn.Module, code: ReachableCode) -> None:
+    def __init__(self, code: ReachableCode, objects: Iterable[Any]) -> None:
         self._attributes = frozenset[str]().union(*(bound_attributes(one.__code__) for one in code.functions))
         found = _of_functions(code.functions, self._attributes)
         self._bindings = {(id(binding.holder), binding.name): binding for binding in found}
-        self._classes = [(cls, dict(vars(cls))) for cls in _classes(model, code)] if self._attributes else []
+        holders: tuple[dict[str, Any] | type, ...] = ()
+        if self._attributes:
+            holders = (*_classes(objects, code), *(vars(one) for one in code.functions))
+        self._holders = [(holder, dict(_space(holder))) for holder in holders]
 
     def changed(self) -> list[OuterBinding]:
         """Return the bindings that are no longer what they were."""
-        in_classes = (
-            OuterBinding(cls, name, before.get(name, _Unbound))
-            for cls, before in self._classes
-            for name in sorted(self._attributes & {*before, *vars(cls)})
+        attributes = (
+            OuterBinding(holder, name, before.get(name, _Unbound))
+            for holder, before in self._holders
+            for name in sorted(self._attributes & {*before, *_space(holder)})
         )
-        return [binding for binding in (*self._bindings.values(), *in_classes) if binding.is_changed()]
+        return [binding for binding in (*self._bindings.values(), *attributes) if binding.is_changed()]
 
 
 def _of_functions(functions: Sequence[FunctionType], attributes: frozenset[str]) -> Iterator[OuterBinding]:
@@ -102,8 +110,8 @@ def _of_functions(functions: Sequence[FunctionType], attributes: frozenset[str])
             )
 
 
-def _classes(model: nn.Module, code: ReachableCode) -> list[type]:
-    """Return the user's classes: those of the model's modules, and those that functions name."""
+def _classes(objects: Iterable[Any], code: ReachableCode) -> list[type]:
+    """Return the user's classes: those of the objects, and those that functions name."""
     named = [one for one in code.objects if isinstance(one, type)]
-    found = dict.fromkeys(base for one in (*map(type, model.modules()), *named) for base in one.__mro__)
+    found = dict.fromkeys(base for one in (*map(type, objects), *named) for base in one.__mro__)
     return [one for one in found if not is_foreign(one)]

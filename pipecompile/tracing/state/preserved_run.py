@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.storages import version_of
+from pipecompile.tracing.state.function_state import globals_restored
 from pipecompile.tracing.state.leftover_state import effects_muted
-from pipecompile.tracing.state.snapshot import contents_restored, places_of
+from pipecompile.tracing.state.snapshot import contents_restored, held_values, places_of
 
 __all__ = ["attributes_undo", "preserved", "state_tensors", "untouched"]
 
@@ -38,11 +39,19 @@ def state_tensors(model: nn.Module) -> tuple[Tensor, ...]:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Restore the model's structure, `.grad`, RNG states, grad mode and autocast when the block ends, error or not.
+    """Restore the model's structure, what its code and that of modules which it holds apart changes outside of them, `.grad`, RNG states,
+    grad mode and autocast when the block ends, error or not.
 
     Inside the block, inference mode is off, because autograd refuses inference tensors; grad mode is the caller's.
     """
-    with effects_muted(), contents_restored(places_of(model, deep=True)), _attributes_untouched(model):
+    places, inside = places_of(model, deep=True), {id(module) for module in model.modules()}
+    apart = [one for one in held_values(places) if isinstance(one, nn.Module) and id(one) not in inside]
+    with ExitStack() as stack:
+        stack.enter_context(effects_muted())
+        for module in (model, *{id(one): one for one in apart}.values()):
+            stack.enter_context(globals_restored(module, tensors=False))
+        stack.enter_context(contents_restored(places))
+        stack.enter_context(_attributes_untouched(model))
         yield
 
 

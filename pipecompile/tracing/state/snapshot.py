@@ -47,6 +47,7 @@ __all__ = [
     "contents_restored",
     "has_content",
     "held_values",
+    "holds_hidden",
     "model_restored",
     "places_of",
     "set_content",
@@ -76,14 +77,16 @@ def model_restored(model: nn.Module) -> Iterator[RandomStates]:
 
 
 @contextmanager
-def contents_restored(places: Iterable[Place]) -> Iterator[None]:
-    """Restore the contents of these containers when the block ends."""
+def contents_restored(places: Iterable[Place]) -> Iterator[list[Any]]:
+    """Restore the contents of these containers when the block ends. After it, the list has those that had changed."""
     contents = [(place.container, content_of(place.container)) for place in places]
+    changed: list[Any] = []
     try:
-        yield
+        yield changed
     finally:
         for container, content in contents:
-            set_content(container, content)
+            if set_content(container, content):
+                changed.append(container)
 
 
 def tensors_of(*roots: Any, most: int | None = None) -> list[torch.Tensor]:
@@ -170,6 +173,11 @@ def _hides(item: Any) -> bool:
     return hidden_container(item, _WITHOUT_SLOTS) is not None
 
 
+def holds_hidden(value: Any) -> bool:
+    """Return whether a value has state that is neither in attributes nor items: in slots, an array, or per thread."""
+    return not isinstance(value, (tuple, frozenset)) and _hides(value)
+
+
 def _hooks(module: nn.Module) -> Iterator[Any]:
     """Yield the hooks that a call or a backward of the module runs."""
     for table in (*forward_hooks_of(module), *backward_hooks_of(module)):
@@ -244,20 +252,19 @@ def content_of(container: Any) -> list[Any]:
     return items_in(container)
 
 
-def set_content(container: Any, content: list[Any]) -> None:
-    """Give a container its content back. An unchanged container is not touched."""
+def set_content(container: Any, content: list[Any]) -> bool:
+    """Give a container its content back, and return whether it had another. An unchanged container is not touched."""
+    if has_content(container, content):
+        return False
     if is_array(container):
         set_array(container, content)
-        return
-    if has_content(container, content):
-        return
-    if isinstance(container, Slots):
+    elif isinstance(container, Slots):
         container.fill(content)
-        return
-    if isinstance(container, CellType):
+    elif isinstance(container, CellType):
         container.cell_contents = content[0][1] if content else None
-        return
-    refill(container, content)
+    else:
+        refill(container, content)
+    return True
 
 
 def has_content(container: Any, content: list[Any]) -> bool:

@@ -20,13 +20,13 @@ __all__ = ["CopyBeforeWrite", "is_same_memory", "tensors_restored"]
 
 
 @contextmanager
-def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[None]:
+def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[list[torch.Tensor]]:
     """Restore, when the block ends, the contents and memory of all tensors that a model or other objects hold, `.grad`, and the
     random states of GPUs.
 
     Buffers and plain tensors are copied at once, a parameter before the first kernel that writes to it. `p.data = values` gives a
     tensor other memory, and is undone as well. With `most`, only the tensors in so many of the nearest containers are restored, and
-    each is copied before the first kernel that writes to it.
+    each is copied before the first kernel that writes to it; after the block, the list then has those that had changed.
     """
     held = tensors_of(*roots, most=most)
     parameters = [tensor for tensor in held if isinstance(tensor, nn.Parameter)]
@@ -38,20 +38,24 @@ def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[None]:
     memory = [(tensor, tensor.detach()) for tensor in (*parameters, *others) if tensor.layout is torch.strided]
     guard = CopyBeforeWrite(held if most is not None else parameters)
     cards = dict.fromkeys(tensor.device for tensor in parameters)
-    versions = preserve_versions((*parameters, *others))
+    versions, changed = preserve_versions((*parameters, *others)), list[torch.Tensor]()
     with forked_generators(cards), versions:
         try:
             with guard:
-                yield
+                yield changed
         finally:
             for tensor, before in memory:
                 if not is_same_memory(tensor, before):
                     tensor.data = before
+                    changed.append(tensor)
             for tensor, copy in (*copies, *guard.copies.values()):
                 tensor.data.copy_(copy)
             for parameter, gradient, required in gradients:
-                parameter.requires_grad_(required)
-                parameter.grad = gradient
+                if parameter.grad is not gradient or parameter.requires_grad != required:
+                    parameter.requires_grad_(required)
+                    parameter.grad = gradient
+                    changed.append(parameter)
+            changed += [tensor for tensor, _ in guard.copies.values()]
 
 
 def is_same_memory(tensor: torch.Tensor, before: torch.Tensor) -> bool:

@@ -125,7 +125,7 @@ def test_a_pipeline_leaves_the_name_as_it_is_and_says_so(name: str) -> None:
 
 def test_only_names_that_code_binds_are_looked_at() -> None:
     global LAST  # noqa: PLW0603
-    bindings = OuterBindings(model := OfGlobal(), reachable(model))
+    bindings = OuterBindings(reachable(model := OfGlobal()), model.modules())
     Registry.latest = MEMORY.value = 1
     assert bindings.changed() == []
     LAST = 1
