@@ -7,10 +7,12 @@ from itertools import groupby
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.torch_private.dtensors import local
+from pipecompile.torch_private.grad_scalers import note_infinity
 
 __all__ = ["scale_to_norm", "spread_infinities", "total_norm"]
 
@@ -38,8 +40,13 @@ def scale_to_norm(gradients: Iterable[torch.Tensor], total: torch.Tensor, max_no
         gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
 
-def spread_infinities(parameters: Iterable[nn.Parameter], groups: Sequence[CollectiveGroup]) -> None:
-    """Fill the gradients of all ranks with infinity if one rank has a non-finite gradient: each `GradScaler` skips its step."""
+def spread_infinities(
+    parameters: Iterable[nn.Parameter], groups: Sequence[CollectiveGroup], scaler: GradScaler
+) -> None:
+    """Fill the gradients of all ranks with infinity if one rank has a non-finite gradient: each `GradScaler` skips its step.
+
+    The scaler of a rank without gradients is told, so that all keep one scale.
+    """
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     has_infinity = torch.tensor(float(not all(bool(gradient.isfinite().all()) for gradient in gradients)))
     for group in groups:
@@ -47,3 +54,4 @@ def spread_infinities(parameters: Iterable[nn.Parameter], groups: Sequence[Colle
     if has_infinity:
         for gradient in gradients:
             gradient.fill_(torch.inf)
+    note_infinity(scaler, has_infinity=bool(has_infinity))

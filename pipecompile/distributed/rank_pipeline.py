@@ -113,7 +113,7 @@ class RankPipeline(RankModule):
                 result = self._without_samples() if is_empty else super().step(*args, **given, **kwargs)
                 result = (loss_of_batch(result[0]), result[1]) if self._options.has_aux else loss_of_batch(result)
             if trains and scaler is not None and scaler.is_enabled():
-                spread_infinities(self.parameters(), self._groups)
+                spread_infinities(self.parameters(), self._groups, scaler)
             return result
 
     @contextmanager
