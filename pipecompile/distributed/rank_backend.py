@@ -106,13 +106,14 @@ class RankBackend:
             return found
         compared = self.lockstep.recordings(found) if self.lockstep.is_pending else self.lockstep.taken()
         if compared is None:
-            highest, negative = self.pipeline.max(torch.tensor([found, -found])).tolist()
+            highest, negative = self.pipeline.max(torch.tensor([found, -found], device="cpu")).tolist()
             compared = highest, -negative
         highest, lowest = compared
         if highest == lowest or not lowest:
             return found if highest == lowest else 0
         mine = accepted()
-        missing = torch.tensor([number not in mine for number in range(1, highest + 1)], dtype=torch.uint8)
+        numbers = range(1, highest + 1)
+        missing = torch.tensor([number not in mine for number in numbers], dtype=torch.uint8, device="cpu")
         common = (self.pipeline.max(missing) == 0).nonzero()
         return int(common.max()) + 1 if common.numel() else 0
 
@@ -204,7 +205,7 @@ class RankBackend:
             if self.communicator.ranks.index == last:
                 return weights
             self.replicas.weigh(samples, COUNTED if is_counted else "samples", floor)
-            return shared, torch.tensor(shared, dtype=torch.float64)
+            return shared, torch.tensor(shared, dtype=torch.float64, device="cpu")
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         """Broadcast this rank's parameters from the first copy of the pipeline, then shard them."""
