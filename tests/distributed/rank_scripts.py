@@ -329,6 +329,25 @@ def other_default_device(rank: int) -> Any:
     return [pair for pair in zip(*found, strict=True) if pair[0] != pair[1]]
 
 
+def skipped(rank: int) -> Any:
+    """Go on after batches that all ranks refuse, while they record or before, and after one that a rank alone refuses."""
+    pipe, x = pinned(scaled()), batches(2)[0]
+    refused: list[Any] = [lambda: pipe.step(x[0][:, :3], target=x[0]), lambda: pipe.step(microbatches=3)]
+    refused.append(lambda: pipe.step(x[0], target=x[0]) if rank == 0 else pipe.step(microbatches=3))
+    said = [error_of(call).splitlines()[0] for call in refused]
+    losses = [loss_of(pipe), loss_of(pipe, 1)]
+    calls = pipe.full_state_dict()["0._extra_state"]["calls"]
+    return said, losses == [loss_of(pinned(scaled()), part) for part in (0, 1)], calls
+
+
+def failed_to_record(rank: int) -> Any:
+    """Record a forward that raises on rank 1 alone."""
+    model = scaled()
+    if rank == 1:
+        model[0].register_forward_pre_hook(lambda *_: _raise())
+    return loss_of(pinned(model))
+
+
 def sliced(rank: int) -> Any:
     """Give a schedule of slices to compile, and to reschedule, on all ranks; then to reschedule on one."""
     schedule = pc.build_schedule("seq1f1b", 2, 2, n_slices=2)
@@ -373,6 +392,8 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "read beside steps": (read_beside_steps, 2, TIMEOUT),
     "evaluated beside steps": (evaluated_beside_steps, 2, TIMEOUT),
     "other default device": (other_default_device, 4, TIMEOUT),
+    "skipped": (skipped, 2, TIMEOUT),
+    "failed to record": (failed_to_record, 2, TIMEOUT),
     "slices": (sliced, 2, TIMEOUT),
     "slices on one": (sliced_on_one, 2, SHORT),
 }

@@ -30,6 +30,8 @@ SCRIPTS = [
     "read beside steps",
     "evaluated beside steps",
     "other default device",
+    "skipped",
+    "failed to record",
     "slices",
     "slices on one",
 ]
@@ -202,6 +204,26 @@ def test_a_step_beside_an_evaluation_in_another_thread_waits_for_its_end(said: d
 def test_the_default_device_of_a_script_changes_nothing(said: dict[str, list[str]]) -> None:
     """Numbers that ranks exchange were created there: steps, norms and sums failed."""
     assert [text.splitlines()[0] for text in said["other default device"]] == ["result: []"] * 4
+
+
+@pytest.mark.timeout(700)
+def test_ranks_that_refuse_a_batch_together_go_on(said: dict[str, list[str]]) -> None:
+    """They had to be started again, where a pipeline in one process goes on."""
+    for text in said["skipped"]:
+        assert text.startswith(
+            "result: (['TraceError: PC108 cannot trace: the forward of Sequential raised RuntimeError: "
+        )
+        assert "'InputError: microbatches is a int', 'CopyDisagreement: the ranks of a pipeline are asked for" in text
+        assert text.splitlines()[0].endswith("True, 4)")
+
+
+@pytest.mark.timeout(700)
+def test_a_rank_that_alone_cannot_record_is_named(said: dict[str, list[str]]) -> None:
+    first, second = said["failed to record"]
+    assert "rank 1 failed: TraceError: cannot trace: the forward of Sequential raised ValueError: bad record 7" in first
+    assert second.startswith(
+        "TraceError: PC108 cannot trace: the forward of Sequential raised ValueError: bad record 7"
+    )
 
 
 @pytest.mark.timeout(700)
