@@ -133,11 +133,12 @@ class Pipeline(ModelProxy):
         loss = without_backward(weighted_loss(losses, weights))
         return (loss, aux) if self._options.has_aux else loss
 
+    @exclusive
     def evaluate(self, batches: Iterable[Any], metric: Callable[..., Any] | None = None) -> Evaluation:
         """Return the loss over all `batches`, as `step` takes them, in eval mode and without gradients; modes are restored.
 
-        A batch is a mapping of arguments, or a tuple whose last entry is the target. The loss is the mean over samples.
-        `metric(output, target)` of a whole batch returns a number, a mapping to numbers, or None; their means are in the result.
+        A batch is a mapping of arguments, or a tuple whose last entry is the target. The loss is the mean over samples. `metric(output,
+        target)` of a whole batch returns a number, a mapping to numbers, or None; their means are in the result. Other threads wait.
         """
         return ValidationLoop(self, self._options, self._listed.samples_of).run(batches, metric)
 
@@ -169,8 +170,7 @@ class Pipeline(ModelProxy):
     ) -> Pipeline:
         """Go on with another schedule or number of micro-batches. None keeps the present one. Returns the pipeline itself.
 
-        The recording, the cut and the parameters stay. The plan's times and bytes stay those of its own micro-batch size.
-        Raises ScheduleError or InputError.
+        The recording, the cut, the parameters, and the plan's times and bytes stay. Raises ScheduleError or InputError.
         """
         schedule = self._options.schedule if schedule is None else load_schedule(schedule)
         of_schedule = schedule.n_microbatches if isinstance(schedule, Schedule) else self._options.n_microbatches

@@ -143,7 +143,7 @@ def loss_weights(parts: tuple[int, ...], *, mean: bool) -> Weights:
     """
     weights = [size / sum(parts) if mean else 1.0 for size in parts]
     with torch.inference_mode(False):
-        exact = torch.tensor(weights, dtype=torch.float64)
+        exact = torch.tensor(weights, dtype=torch.float64, device="cpu")
         single = exact.float()
         return weights, single if torch.equal(single.double(), exact) else exact
 
@@ -205,7 +205,7 @@ class LossDivisor:
         result = self.value(values, size)
         with torch.no_grad():
             if not self.is_target:
-                return torch.as_tensor(result).double().cpu()
+                return torch.as_tensor(result, device="cpu").double()
             counted: torch.Tensor = result != self.ignored
             if self.weight is not None:
                 counted = self.weight.to(result.device)[result.masked_fill(~counted, 0)].double() * counted

@@ -155,7 +155,7 @@ class ReplicatedNorms(DeferredNorms):
         all_calls = {(one.name, one.place): one for text in texts for one in _calls_in(text)}
         if not all_calls:
             return
-        nothing = {key: torch.zeros(1 + 2 * one.channels, dtype=torch.float64) for key, one in all_calls.items()}
+        nothing = {key: _no_row(one.channels) for key, one in all_calls.items()}
         parts = [_row(own[key].seen) if key in own else row for key, row in nothing.items()]  # type: ignore[arg-type]
         rows = self.replicas.all_gather(torch.cat([part.to(parts[0].device) for part in parts]))
         columns = rows.split_with_sizes([len(row) for row in nothing.values()], 1)
@@ -168,6 +168,11 @@ class ReplicatedNorms(DeferredNorms):
             else:
                 one.repeated(layer, seen, is_counted=one.name not in counted).settle()
                 counted.add(one.name)
+
+
+def _no_row(channels: int) -> torch.Tensor:
+    """Return the row of statistics of no samples."""
+    return torch.zeros(1 + 2 * channels, dtype=torch.float64, device="cpu")
 
 
 def _calls_in(text: str) -> list[ObservedCall]:

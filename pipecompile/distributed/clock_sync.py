@@ -37,7 +37,7 @@ def read_clocks(communicator: Communicator, clock: Callable[[], float] = perf_co
         communicator.expect(0, ["ping"] * _EXCHANGES)
         for _ in range(_EXCHANGES):
             communicator.receive(0, "ping")
-            communicator.send(0, "pong", torch.tensor(clock(), dtype=torch.float64))
+            communicator.send(0, "pong", torch.tensor(clock(), dtype=torch.float64, device="cpu"))
         communicator.flush()
         return ()
     others = (_read_clock(communicator, peer, clock) for peer in range(1, communicator.ranks.size))

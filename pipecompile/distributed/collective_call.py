@@ -137,7 +137,7 @@ def _elements(leaf: torch.Tensor) -> bytes:
 def _places(count: int, device: torch.device) -> torch.Tensor:
     """Return the places of the elements that are compared, of `count`: spread over all."""
     with torch.inference_mode(False):
-        return torch.linspace(0, count - 1, min(_SAMPLED, count), dtype=torch.float64).long().to(device)
+        return torch.linspace(0, count - 1, min(_SAMPLED, count), dtype=torch.float64, device="cpu").long().to(device)
 
 
 def _begin(leaf: torch.Tensor) -> str:

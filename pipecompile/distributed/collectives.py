@@ -93,8 +93,8 @@ class CollectiveGroup:
 
     def all_gather_text(self, text: str) -> list[str]:
         """Return the texts of all ranks."""
-        own = torch.tensor([*text.encode()], dtype=torch.uint8)
-        lengths = self.all_gather(torch.tensor([len(own)]))[:, 0].tolist()
+        own = torch.tensor([*text.encode()], dtype=torch.uint8, device="cpu")
+        lengths = self.all_gather(torch.tensor([len(own)], device="cpu"))[:, 0].tolist()
         if not any(lengths):
             return [""] * self.size
         rows = self.all_gather(torch.nn.functional.pad(own, (0, max(lengths) - len(own))))

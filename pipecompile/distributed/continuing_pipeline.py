@@ -20,6 +20,7 @@ from pipecompile.distributed.call_undo import CallUndo
 from pipecompile.distributed.lost_copies import LostCopies
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_pipeline import RankPipeline
+from pipecompile.driver.call_lock import exclusive
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.evaluation import RunningTotal
 from pipecompile.errors import RunError
@@ -52,6 +53,7 @@ class ContinuingPipeline(RankPipeline):
         """Whether a call that fails can be made again: there are other copies, and the pipeline is compiled."""
         return len(self._ranks.left) > 1 and bool(self._cache)
 
+    @exclusive
     def _made(self, name: str, call: Callable[[], _Result], inputs: Any = (), *, runs: bool = True) -> _Result:
         """Make a call until no rank of another copy fails in it. `runs` says whether the call runs the model.
 

@@ -40,8 +40,8 @@ def summed(values: Any, group: CollectiveGroup) -> Any:
     shapes = str([tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else () for leaf in leaves])
     _check_alike(f"{spec} {shapes}", group)
     with torch.inference_mode(False), torch.no_grad():
-        flat = [torch.as_tensor(leaf).detach().double().reshape(-1).cpu() for leaf in leaves]
-        total = group.all_gather(torch.cat(flat)).sum(0) if flat else torch.zeros(0)
+        flat = [torch.as_tensor(leaf, device="cpu").detach().double().reshape(-1) for leaf in leaves]
+        total = group.all_gather(torch.cat(flat)).sum(0) if flat else torch.zeros(0, device="cpu")
         parts = total.split_with_sizes([*map(len, flat)]) if flat else ()
         return pytree.tree_unflatten([_like(leaf, part) for leaf, part in zip(leaves, parts, strict=True)], spec)
 

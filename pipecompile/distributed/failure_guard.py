@@ -17,12 +17,14 @@ __all__ = ["FailureGuard"]
 class FailureGuard:
     """The guard of one communicator. `action` is the phrase that a failure report of this rank begins with.
 
-    `lost` is the report of the other rank that ended the communicator. `end_waits` ends all waits of this rank.
+    `lost` is the report of the other rank that ended the communicator. `end_waits` ends all waits of this rank. `common` is an error that
+    all ranks are known to raise in this call, before they have sent anything of it: the pipeline goes on.
     """
 
     def __init__(self, board: StatusBoard, ranks: RankMesh, end_waits: Callable[[], None]) -> None:
         self.board, self.ranks, self.action = board, ranks, ""
         self.lost: FailureReport | None = None
+        self.common: Exception | None = None
         self._broken: RunError | None = None
         self._end_waits = end_waits
 
@@ -56,10 +58,11 @@ class FailureGuard:
             self._end_waits()
             raise self._broken from None
         except BaseException as error:  # Ctrl-C and sys.exit as well
-            self._fail(error)
+            if error is not self.common:
+                self._fail(error)
             raise
         finally:
-            self.action = ""
+            self.action, self.common = "", None
 
     def _fail(self, error: BaseException) -> None:
         """Post the failure of this rank, unless another rank failed first."""

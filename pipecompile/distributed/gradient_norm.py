@@ -7,17 +7,19 @@ from itertools import groupby
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.torch_private.dtensors import local
+from pipecompile.torch_private.grad_scalers import note_infinity
 
 __all__ = ["scale_to_norm", "spread_infinities", "total_norm"]
 
 
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: float, pipeline: CollectiveGroup) -> torch.Tensor:
     """Return the norm of the gradients of all ranks of a pipeline. A DTensor is counted once, not once per rank."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
     for _, same_placement in groupby(sorted(gradients, key=_placement), key=_placement):
         norm = torch.nn.utils.get_total_norm([*same_placement], norm_type)
         norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(total)
@@ -38,12 +40,19 @@ def scale_to_norm(gradients: Iterable[torch.Tensor], total: torch.Tensor, max_no
         gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
 
-def spread_infinities(parameters: Iterable[nn.Parameter], groups: Sequence[CollectiveGroup]) -> None:
-    """Fill the gradients of all ranks with infinity if one rank has a non-finite gradient: each `GradScaler` skips its step."""
+def spread_infinities(
+    parameters: Iterable[nn.Parameter], groups: Sequence[CollectiveGroup], scaler: GradScaler
+) -> None:
+    """Fill the gradients of all ranks with infinity if one rank has a non-finite gradient: each `GradScaler` skips its step.
+
+    The scaler of a rank without gradients is told, so that all keep one scale.
+    """
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    has_infinity = torch.tensor(float(not all(bool(gradient.isfinite().all()) for gradient in gradients)))
+    is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+    has_infinity = torch.tensor(float(not is_finite), device="cpu")
     for group in groups:
         has_infinity = group.max(has_infinity)
     if has_infinity:
         for gradient in gradients:
             gradient.fill_(torch.inf)
+    note_infinity(scaler, has_infinity=bool(has_infinity))

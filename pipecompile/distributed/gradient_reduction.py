@@ -105,7 +105,7 @@ class GradientReduction:
             assert loss is not None
             return self.group.sum(self.part_of(loss))
         part = [0.0, -1.0] if loss is None else [float(self.part_of(loss)), float(_DTYPES.index(loss.dtype))]
-        rows = self.group.all_gather(torch.tensor(part, dtype=torch.float64)).tolist()
+        rows = self.group.all_gather(torch.tensor(part, dtype=torch.float64, device="cpu")).tolist()
         dtype = _DTYPES[max(int(row[1]) for row in rows)]
         return torch.tensor(sum(row[0] for row in rows), dtype=dtype, device=None if loss is None else loss.device)
 
@@ -133,7 +133,7 @@ class GradientReduction:
     def _bucket(self, parameters: Sequence[nn.Parameter]) -> GradientBucket:
         """Start one bucket: the weighted gradients, and per parameter the number of ranks that have a gradient for it."""
         gradients = [local(gradient_of(parameter)).reshape(-1) for parameter in parameters]
-        has_gradient = torch.tensor([float(p.grad is not None) for p in parameters]).to(gradients[0])
+        has_gradient = torch.tensor([float(p.grad is not None) for p in parameters], device="cpu").to(gradients[0])
         flat = torch.cat([*gradients, has_gradient])
         weigh_in_place(flat[: -len(parameters)], self.share)
         for parameter in parameters:

@@ -25,7 +25,7 @@ from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import CopyDisagreement, RankLost
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.step_agreement import ranks_by_text, texts_of_ranks
-from pipecompile.errors import PlanError
+from pipecompile.errors import PipecompileError, PlanError
 
 __all__ = ["Lockstep"]
 
@@ -85,6 +85,10 @@ class Lockstep:
             yield
             self._rows.flush()
             self._rows.expect(_senders(self._communicator.ranks))
+        except PipecompileError as error:
+            if self._is_pending:
+                self._compare_error(error)
+            raise
         finally:
             self._compared = None
             self._call, self._is_pending, self._is_late, self.is_whole = None, False, False, False
@@ -106,6 +110,21 @@ class Lockstep:
         if self._is_late:
             self._is_late = False
             self._compare(recording)
+
+    def _compare_error(self, error: PipecompileError) -> None:
+        """Compare an error that this rank raises in place of the call. If all raise one, or are told of it, the pipeline goes on."""
+        assert self._call is not None
+        self._is_pending = False
+        call = replace(self._call, modes=f"{self._call.modes}, which raised {type(error).__name__}: {error.what}")
+        row = [call.key, 0, _UNKNOWN, *[0] * (1 + COMPARED_LEAVES)]
+        try:
+            verdict, *_ = _exchanged(self._rows, self._communicator.ranks, row)
+        except RankLost:
+            return
+        if verdict == _Verdict.OTHER_CALLS:
+            raise _other_calls(self._communicator, texts_of_ranks(self._communicator, str(call))) from error
+        if self._communicator.ranks.copy == self._communicator.ranks.members:
+            self._communicator.guard.common = error
 
     def _compare(self, found: int) -> tuple[int, int]:
         communicator, call = self._communicator, self._call

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.failure_report import CopyDisagreement, Disagreement
+from pipecompile.distributed.failure_report import CopyDisagreement, Disagreement, FailureReport, RankLost
+from pipecompile.errors import PipecompileError
 from pipecompile.tracing.guards.state_guards import ReadChange
 
-__all__ = ["agree_on_recording"]
+__all__ = ["agree_on_error", "agree_on_recording"]
+
+_GRAPH = "graph of the model"
+"""What ranks exchange once they have recorded, or have failed to."""
+
+_FAILED = "failed"
+"""First entry of the row of a rank that could not record, in place of the identity of a graph."""
 
 _SHOWN = 2
 """Changes of a rank that an error shows."""
@@ -41,8 +49,9 @@ def agree_on_recording(
     changes = [change for change in changes if not change.label.endswith(_OF_ONE_RANK)]
     changes.sort(key=lambda change: not change.label.startswith("model"))  # then what code that runs now reads besides
     own = json.dumps([identity, [change.label for change in changes], [*map(str, changes)], structure, is_loaded])
-    texts = communicator.all_gather_text("graph of the model", own, in_copy=in_copy)
-    rows = [json.loads(text) for text in texts]
+    rows = [json.loads(text) for text in communicator.all_gather_text(_GRAPH, own, in_copy=in_copy)]
+    if failed := next((row for row in rows if row[0] == _FAILED), None):
+        raise RankLost(FailureReport.from_json(failed[1]), is_posted=False)
     if any(row[4] for row in rows):
         rows = [[row[3], [], [], *row[3:]] for row in rows]
     if all(row[:2] == rows[0][:2] for row in rows):
@@ -50,6 +59,15 @@ def agree_on_recording(
     ranks = communicator.ranks.copy if in_copy else communicator.ranks.members
     is_of_all = ranks == communicator.ranks.members
     raise (Disagreement if is_of_all else CopyDisagreement)(**_parts_of_error(rows, ranks))
+
+
+def agree_on_error(communicator: Communicator, error: PipecompileError, *, in_copy: bool) -> None:
+    """Take part with an error in the exchange of graphs. If all ranks of all copies have one, the pipeline goes on after it."""
+    own = json.dumps([_FAILED, FailureReport.of(error, communicator.rank).to_json()])
+    with suppress(RankLost, Disagreement):
+        texts = communicator.all_gather_text(_GRAPH, own, in_copy=in_copy)
+        if len(texts) == len(communicator.ranks.members) and all(json.loads(text)[0] == _FAILED for text in texts):
+            communicator.guard.common = error
 
 
 def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict[str, str]:

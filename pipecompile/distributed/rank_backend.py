@@ -25,7 +25,7 @@ from pipecompile.distributed.direct_values import DirectValues
 from pipecompile.distributed.first_values import warn_of_other_values
 from pipecompile.distributed.graph_identity import graph_identity
 from pipecompile.distributed.lockstep import Lockstep
-from pipecompile.distributed.model_changes import agree_on_recording
+from pipecompile.distributed.model_changes import agree_on_error, agree_on_recording
 from pipecompile.distributed.old_values import OldValues
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.sharded_parameters import ShardedParameters
@@ -33,6 +33,7 @@ from pipecompile.distributed.step_agreement import shared_from
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
 from pipecompile.distributed.value_transport import GlooValues, ValueTransport
 from pipecompile.driver.loss_shares import COUNTED
+from pipecompile.errors import PipecompileError
 from pipecompile.graph.cross_sample import check_sync_batchnorm
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
@@ -106,13 +107,14 @@ class RankBackend:
             return found
         compared = self.lockstep.recordings(found) if self.lockstep.is_pending else self.lockstep.taken()
         if compared is None:
-            highest, negative = self.pipeline.max(torch.tensor([found, -found])).tolist()
+            highest, negative = self.pipeline.max(torch.tensor([found, -found], device="cpu")).tolist()
             compared = highest, -negative
         highest, lowest = compared
         if highest == lowest or not lowest:
             return found if highest == lowest else 0
         mine = accepted()
-        missing = torch.tensor([number not in mine for number in range(1, highest + 1)], dtype=torch.uint8)
+        numbers = range(1, highest + 1)
+        missing = torch.tensor([number not in mine for number in numbers], dtype=torch.uint8, device="cpu")
         common = (self.pipeline.max(missing) == 0).nonzero()
         return int(common.max()) + 1 if common.numel() else 0
 
@@ -132,6 +134,9 @@ class RankBackend:
         if self.begins and self.model is not None:
             self.begins = False
             warn_of_other_values(self.communicator, self.model, graph)
+
+    def agree_on_error(self, error: PipecompileError) -> None:
+        agree_on_error(self.communicator, error, in_copy=self._is_planned)
 
     def share_plan(self, planned: Planned | None) -> Planned:
         """Send the plan and the samples of its micro-batches from the planner to the others. The problem stays with the planner."""
@@ -204,7 +209,7 @@ class RankBackend:
             if self.communicator.ranks.index == last:
                 return weights
             self.replicas.weigh(samples, COUNTED if is_counted else "samples", floor)
-            return shared, torch.tensor(shared, dtype=torch.float64)
+            return shared, torch.tensor(shared, dtype=torch.float64, device="cpu")
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
         """Broadcast this rank's parameters from the first copy of the pipeline, then shard them."""

@@ -91,12 +91,11 @@ class RankModule(Pipeline):
         is_looked_up: bool = False,
         in_copy: bool = False,
     ) -> Iterator[None]:
-        """Run a call that all ranks make together, or `in_copy`, those of one copy of the pipeline.
+        """Run a call that all ranks make together, or `in_copy`, those of one copy of the pipeline. Other threads wait.
 
         A failure is posted; ranks that are asked for other things raise PlanError.
         """
-        self._communicator.begin(in_copy=in_copy)
-        with self._communicator.guarded():
+        with self._cache.context.calls.held(), self._begun(in_copy=in_copy):
             self._communicator.connect()
             is_compared = inputs is not None and self._ranks.size > 1
             seen = (self.model, inputs, target, scaler)
@@ -106,6 +105,12 @@ class RankModule(Pipeline):
             call = replace(call, modes=", ".join(filter(None, [self.replicas.modes, self._rescheduled])))
             with self._lockstep.of(call, is_looked_up=is_looked_up):
                 yield
+
+    @contextmanager
+    def _begun(self, *, in_copy: bool) -> Iterator[None]:
+        self._communicator.begin(in_copy=in_copy)
+        with self._communicator.guarded():
+            yield
 
     def _require_shards(self) -> None:
         """Raise InputError if parameters are to be sharded and have not been: a first compile places them."""

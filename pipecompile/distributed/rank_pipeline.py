@@ -26,6 +26,7 @@ from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_module import RankModule
 from pipecompile.distributed.row_messages import leaves_read
 from pipecompile.distributed.torch_pipelining import torch_stages
+from pipecompile.driver.call_lock import exclusive
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.evaluation import Evaluation, RunningTotal, ValidationLoop
 from pipecompile.driver.model_proxy import check_norms
@@ -60,8 +61,6 @@ class RankPipeline(RankModule):
         self.clock_error, self._is_evaluating = 0.0, False
         self._leaves_read: dict[int, int] = {}  # by the number of a recording
 
-    # -- running ----------------------------------------------------------------------------------------------------
-
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs, on all ranks together."""
         with self._called("pipe.prepare", args, kwargs):
@@ -82,6 +81,7 @@ class RankPipeline(RankModule):
         with self._called("pipe", args, kwargs):
             return super().forward(*args, **kwargs)
 
+    @exclusive
     def step(
         self,
         *args: Any,
@@ -113,7 +113,7 @@ class RankPipeline(RankModule):
                 result = self._without_samples() if is_empty else super().step(*args, **given, **kwargs)
                 result = (loss_of_batch(result[0]), result[1]) if self._options.has_aux else loss_of_batch(result)
             if trains and scaler is not None and scaler.is_enabled():
-                spread_infinities(self.parameters(), self._groups)
+                spread_infinities(self.parameters(), self._groups, scaler)
             return result
 
     @contextmanager
@@ -169,6 +169,7 @@ class RankPipeline(RankModule):
         self._backend.deferred_norms(DeferredNorms()).settle()
         return (None, []) if self._options.has_aux else None
 
+    @exclusive
     def evaluate(self, batches: Iterable[Any], metric: Callable[..., Any] | None = None) -> Evaluation:
         """Evaluate as `Pipeline.evaluate` does, on all ranks together: the result is of the batches of all copies of the pipeline.
 

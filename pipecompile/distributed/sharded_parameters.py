@@ -227,7 +227,7 @@ class ShardedParameters:
     def _bucket(self, parameters: Sequence[ShardedParameter], share: float) -> GradientBucket:
         """Start one bucket: per rank a row of padded gradients, and per parameter the number of ranks that have one for it."""
         *replicas, group = self.groups
-        has_gradient = torch.tensor([float(parameter.whole.grad is not None) for parameter in parameters])
+        has_gradient = torch.tensor([float(one.whole.grad is not None) for one in parameters], device="cpu")
         columns = [parameter.gradient_rows(group.size) for parameter in parameters]
         rows = torch.cat([*columns, has_gradient.to(columns[0]).expand(group.size, -1)], 1)
         weigh_in_place(rows[:, : -len(parameters)], share)

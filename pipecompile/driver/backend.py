@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from pipecompile.batching.microbatches import Weights
+from pipecompile.errors import PipecompileError
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
@@ -61,6 +62,9 @@ class Backend(Protocol):
         self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()
     ) -> None:
         """Raise an error on all processes unless all recorded the same graph, after `changes` of the same values of the model."""
+
+    def agree_on_error(self, error: PipecompileError) -> None:
+        """Note that this process could not record the model. If none could, the pipeline goes on after the error."""
 
     def share_plan(self, planned: Planned | None) -> Planned:
         """Return the planner's plan on every process. `planned` is None on all processes but the planner."""
@@ -119,6 +123,9 @@ class ProcessBackend:
     def agree_on_graph(
         self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()
     ) -> None:
+        pass
+
+    def agree_on_error(self, error: PipecompileError) -> None:
         pass
 
     def share_plan(self, planned: Planned | None) -> Planned:

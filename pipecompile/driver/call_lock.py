@@ -6,7 +6,8 @@ Calls within a call, such as those of a loss function, pass: workers adopt the c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import wraps
 from threading import Lock
@@ -44,6 +45,15 @@ class CallLock:
             _inside.reset(token)
             self._lock.release()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let other threads wait in this context."""
+        token = self.enter()
+        try:
+            yield
+        finally:
+            self.leave(token)
+
 
 def exclusive(method: _Method) -> _Method:
     """Return a method of a pipeline that runs in one thread at a time."""
@@ -51,10 +61,7 @@ def exclusive(method: _Method) -> _Method:
     @wraps(method)
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
         lock: CallLock = self._cache.context.calls
-        token = lock.enter()
-        try:
+        with lock.held():
             return method(self, *args, **kwargs)
-        finally:
-            lock.leave(token)
 
     return cast(_Method, alone)

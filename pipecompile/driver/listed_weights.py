@@ -65,7 +65,7 @@ def _shares(
         batch = ListedBatch((call,))
         values.append(count.of(one.step_values(batch, listed.targets[place], arrivals)[0], listed.sizes[place]))
     with torch.inference_mode(False):
-        floors = torch.tensor([count.floor for count in counts], dtype=torch.float64)
+        floors = torch.tensor([count.floor for count in counts], dtype=torch.float64, device="cpu")
         counted = torch.stack(values).sum()
         weights = torch.stack(values).maximum(floors) / counted.clamp(min=floors.max())
         context.backend.weigh(float(counted), COUNTED, float(floors.max()))

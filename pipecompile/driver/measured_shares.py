@@ -76,7 +76,7 @@ class MeasuredShares:
             found = [self._measured(whole, parts, sizes, draw) for draw in range(_DRAWS)]
         if any(shares is None for shares in found):
             return False
-        drawn = torch.tensor(found, dtype=torch.float64)
+        drawn = torch.tensor(found, dtype=torch.float64, device="cpu")
         return torch.allclose(drawn, drawn[:1].expand_as(drawn), rtol=_TOLERANCE, atol=1e-5, equal_nan=True)
 
     def shares(self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]) -> Weights:
@@ -87,7 +87,7 @@ class MeasuredShares:
             self.warn()
             return loss_weights(sizes, mean=True)
         with torch.inference_mode(False):
-            return shares, torch.tensor(shares, dtype=torch.float64)
+            return shares, torch.tensor(shares, dtype=torch.float64, device="cpu")
 
     # -- one measurement --------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from pipecompile.batching.transformed_inputs import refuse_compile
-from pipecompile.driver.model_methods import ModelMethods, overrides
+from pipecompile.driver.model_methods import overrides
+from pipecompile.driver.one_process import OneProcess
 from pipecompile.errors import InputError
 from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
@@ -36,7 +37,7 @@ def _hook_of_model(name: str) -> Any:
     return register
 
 
-class ModelProxy(ModelMethods):
+class ModelProxy(OneProcess):
     """Forwards all that nn.Module does with parameters, buffers and modes to `model`."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -222,22 +223,6 @@ class ModelProxy(ModelMethods):
         """
         check_norms(max_norm, norm_type, error_if_nonfinite)
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
-
-    # -- scripts that run in one process and on ranks ---------------------------------------------------------------
-
-    @property
-    def needs_inputs(self) -> bool:
-        """Whether this process uses the inputs of a batch. A rank that does not may pass zeros of the same shapes."""
-        return True
-
-    @property
-    def needs_targets(self) -> bool:
-        """Whether this process uses the targets of a batch. A rank that does not may pass zeros of the same shapes."""
-        return True
-
-    def sum_over_copies(self, values: Any) -> Any:
-        """Return numbers, or nested containers of numbers and tensors, summed over the copies of the pipeline: here there is one."""
-        return values
 
     # -- the optimizer's state --------------------------------------------------------------------------------------
 

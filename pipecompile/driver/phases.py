@@ -33,7 +33,7 @@ from pipecompile.costs import CostError
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.specialization import Specialization
-from pipecompile.errors import InputError, PlanError, TraceError
+from pipecompile.errors import InputError, PipecompileError, PlanError, TraceError
 from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.graph.cross_sample import (
     check_batch_first,
@@ -77,7 +77,7 @@ def specialize(
     log, backend = PhaseLog(), context.backend
     check_sync_batchnorm(context.model, options.batch_norm, options.dispatch)
     with switched(options.progress), searches_kept(), backend.without_collectives(context.model, options):
-        graph = log.run("record", _record, request, context, describe=_nodes)
+        graph = log.run("record", _record_on_all, request, context, describe=_nodes)
         graph = log.run("prepare", note_ties, graph, verify=verify_graph, describe=_nodes)
         backend.agree_on_graph(graph, options.n_stages, request.counts, request.changes)
         _check_division(graph, request, options, context)
@@ -100,6 +100,15 @@ def specialize(
 
 
 # -- record ---------------------------------------------------------------------------------------------------------
+
+
+def _record_on_all(request: CompileRequest, context: CompileContext) -> TracedGraph:
+    """Record one micro-batch. An error of all processes is one after which all go on."""
+    try:
+        return _record(request, context)
+    except PipecompileError as error:
+        context.backend.agree_on_error(error)
+        raise
 
 
 def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:

@@ -25,6 +25,11 @@ def random_values(shape: Sequence[int], dtype: torch.dtype, trial: int, special:
     many true values; integers 0 and 1, or the `special` ones as well. True values and special integers become more frequent along
     a value, so that the parts of a batch hardly ever have the same share of them.
     """
+    with torch.device("cpu"):  # not the default device of a script
+        return _random_values(shape, dtype, trial, special)
+
+
+def _random_values(shape: Sequence[int], dtype: torch.dtype, trial: int, special: Sequence[float]) -> torch.Tensor:
     if dtype is torch.bool:
         return torch.rand(shape) < (_rising(shape), 0.05, 0.95)[trial % 3]
     if dtype.is_floating_point or dtype.is_complex:

@@ -26,11 +26,13 @@ def optimizer_state_of(
 ) -> dict[str, Any]:
     """Return the state of `optimizer` by the names of `parameters`. An optimizer before its first step gets its initial state.
 
-    The optimizer may have the parameters `elsewhere`, too, which live on other ranks.
+    The optimizer may have the parameters `elsewhere`, too, which live on other ranks. Without parameters here it has no state.
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    with _prepared(optimizer, parameters.values(), elsewhere):
+    with _prepared(optimizer, parameters.values(), elsewhere) as has_parameters:
+        if not has_parameters:
+            return {}
         return dict(get_optimizer_state_dict(_tree(parameters), optimizer, options=_flat()))
 
 
@@ -44,9 +46,13 @@ def load_optimizer_state(
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
     hint = "pipe.load_optimizer_state_dict(optimizer, pipe.optimizer_state_dict(optimizer))"
-    if not isinstance(state, Mapping) or not state or not all(isinstance(key, str) for key in state):
+    if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
         raise InputError(f"state_dict={shown(state)} is no dictionary by names", hint=hint)
-    with _prepared(optimizer, parameters.values(), elsewhere):
+    with _prepared(optimizer, parameters.values(), elsewhere) as has_parameters:
+        if not has_parameters:
+            return
+        if not state:
+            raise InputError("state_dict is of another optimizer", why="it is empty", hint=hint)
         try:
             set_optimizer_state_dict(_tree(parameters), optimizer, dict(state), options=_flat())
         except (KeyError, TypeError, ValueError) as error:
@@ -76,8 +82,9 @@ def _tree(parameters: Mapping[str, nn.Parameter]) -> nn.Module:
 @contextmanager
 def _prepared(
     optimizer: torch.optim.Optimizer, own: Iterable[nn.Parameter], elsewhere: Collection[nn.Parameter]
-) -> Iterator[None]:
-    """Remove gradients, parameters that live `elsewhere`, and groups without parameters from `optimizer` for the length of the context.
+) -> Iterator[bool]:
+    """Remove gradients, parameters that live `elsewhere`, and groups without parameters from `optimizer` for the length of the context,
+    which gets whether any are left: a rank whose stages are frozen has none.
 
     PyTorch creates the state of a new optimizer by a step without effect, but not while parameters have gradients, and fails on
     a group without parameters on this rank. An optimizer that was made before the model was cut has those of other ranks, too.
@@ -99,7 +106,7 @@ def _prepared(
         for parameter, _ in gradients:
             parameter.grad = None
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
-        yield
+        yield bool(optimizer.param_groups)
     finally:
         for index, group in empty:
             optimizer.param_groups.insert(index, group)

@@ -9,6 +9,7 @@ torchrun: torchrun --max-restarts=1 tests/distributed/faults.py FOLDER '{"schedu
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -256,6 +257,8 @@ def warm() -> None:
         for name in child.apply(_imported):
             with suppress(ImportError):
                 import_module(name)
+    gc.collect()
+    gc.freeze()  # ranks look through their own objects alone, and copy no pages of these
 
 
 def _imported() -> list[str]:

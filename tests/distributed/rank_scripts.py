@@ -10,7 +10,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -290,6 +290,64 @@ def read_beside_steps(_: int) -> Any:
     return len(losses), sorted(set(said))
 
 
+def evaluated_beside_steps(_: int) -> Any:
+    """Evaluate in a thread; the steps of the main thread, which begin within the evaluation, wait for its end."""
+    pipe, said, has_begun = compiled(), list[str](), Event()
+    x, y = batches(2)
+    first = loss_of(pipe)
+
+    def slow_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for place in (0, 1):
+            yield x[place], y[place]
+            has_begun.set()
+            time.sleep(0.2)
+
+    thread = Thread(target=lambda: said.append(error_of(lambda: pipe.evaluate(slow_batches()).samples)))
+    thread.start()
+    has_begun.wait()
+    losses = [loss_of(pipe), loss_of(pipe)]
+    thread.join()
+    return losses == [first] * 2, said
+
+
+def other_default_device(rank: int) -> Any:
+    """Train and sum where new tensors are on "meta" by default, as they are on a GPU in many scripts; return what differs."""
+    mesh, part = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp")), rank // 2
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    x, y = batches(2)
+    found = []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            options: dict[str, Any] = {"mesh": mesh, "loss_fn": square, "cost": "analytic", "batch_norm": "deferred"}
+            pipe = pc.compile(copy.deepcopy(model), 2, n_microbatches=2, **options)
+            pipe.step(microbatches=[(x[part][:2], y[part][:2]), (x[part][2:], y[part][2:])])
+            said: list[Any] = [pipe.step(x[part], target=y[part]), pipe.clip_grad_norm_(0.1).item()]
+            said.append(pipe.sum_over_copies({"right": 1, "all": 0.5}))
+            said += [pipe.evaluate([(x[part], y[part])]).loss, pipe.gathered() is not None]
+            found.append([*map(str, said), *(value.sum().item() for value in pipe.full_state_dict().values())])
+    return [pair for pair in zip(*found, strict=True) if pair[0] != pair[1]]
+
+
+def skipped(rank: int) -> Any:
+    """Go on after batches that all ranks refuse, while they record or before, and after one that a rank alone refuses."""
+    pipe, x = pinned(scaled()), batches(2)[0]
+    refused: list[Any] = [lambda: pipe.step(x[0][:, :3], target=x[0]), lambda: pipe.step(microbatches=3)]
+    refused.append(lambda: pipe.step(x[0], target=x[0]) if rank == 0 else pipe.step(microbatches=3))
+    said = [error_of(call).splitlines()[0] for call in refused]
+    losses = [loss_of(pipe), loss_of(pipe, 1)]
+    calls = pipe.full_state_dict()["0._extra_state"]["calls"]
+    return said, losses == [loss_of(pinned(scaled()), part) for part in (0, 1)], calls
+
+
+def failed_to_record(rank: int) -> Any:
+    """Record a forward that raises on rank 1 alone."""
+    model = scaled()
+    if rank == 1:
+        model[0].register_forward_pre_hook(lambda *_: _raise())
+    return loss_of(pinned(model))
+
+
 def sliced(rank: int) -> Any:
     """Give a schedule of slices to compile, and to reschedule, on all ranks; then to reschedule on one."""
     schedule = pc.build_schedule("seq1f1b", 2, 2, n_slices=2)
@@ -332,6 +390,10 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "other seeds": (other_seeds, 2, TIMEOUT),
     "other seeds of copies": (lambda rank: other_seeds(rank, rank // 2), 4, TIMEOUT),
     "read beside steps": (read_beside_steps, 2, TIMEOUT),
+    "evaluated beside steps": (evaluated_beside_steps, 2, TIMEOUT),
+    "other default device": (other_default_device, 4, TIMEOUT),
+    "skipped": (skipped, 2, TIMEOUT),
+    "failed to record": (failed_to_record, 2, TIMEOUT),
     "slices": (sliced, 2, TIMEOUT),
     "slices on one": (sliced_on_one, 2, SHORT),
 }

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 from pipecompile.distributed.failure_guard import FailureGuard
 from pipecompile.distributed.failure_report import Disagreement, FailureReport, RankLost
 from pipecompile.distributed.status_board import StatusBoard
-from pipecompile.errors import RunError
+from pipecompile.errors import InputError, RunError
 
 
 def guard_of(store: Any, rank: int) -> tuple[FailureGuard, list[int]]:
@@ -43,6 +43,24 @@ def test_a_disagreement_that_all_ranks_raise_is_no_failure() -> None:
         raise Disagreement("the ranks disagree")
     guard.require_whole()
     assert (ended, guard.board.failed()) == ([], None)
+
+
+def test_an_error_that_all_ranks_are_known_to_raise_is_no_failure() -> None:
+    guard, ended = guard_of(HashStore(), 0)
+
+    def call(*, is_common: bool) -> None:
+        with guard.guarded():
+            error = InputError("no such input")
+            guard.common = error if is_common else guard.common
+            raise error
+
+    with pytest.raises(InputError):
+        call(is_common=True)
+    guard.require_whole()
+    assert (ended, guard.board.failed()) == ([], None)
+    with pytest.raises(InputError):
+        call(is_common=False)
+    assert ended == [0]
 
 
 def test_a_rank_that_is_found_lost_is_posted() -> None:

@@ -62,7 +62,18 @@ def test_gradients_are_scaled_down_but_never_up() -> None:
 @pytest.mark.parametrize(("own", "other", "is_spread"), [(1.0, 0.0, False), (torch.nan, 0.0, True), (1.0, 1.0, True)])
 def test_an_infinity_of_one_rank_is_spread_to_all_gradients(own: float, other: float, *, is_spread: bool) -> None:
     parameters = [*parameters_with_gradients(own, 2.0), nn.Parameter(torch.zeros(1))]
-    spread_infinities(parameters, [TwoRanks(torch.tensor(other))])
+    spread_infinities(parameters, [TwoRanks(torch.tensor(other))], torch.amp.GradScaler("cpu"))
     gradients = [cast(Any, parameter.grad) for parameter in parameters]
     assert gradients[2] is None
     assert gradients[1].tolist() == ([torch.inf] * 2 if is_spread else [2.0] * 2)
+
+
+@pytest.mark.parametrize("other", [0.0, 1.0])
+def test_a_rank_without_gradients_scales_as_the_others_do(other: float) -> None:
+    """A rank whose stage is frozen has none: its scaler raised AssertionError, or kept a scale that others had halved."""
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.SGD([{"params": []}], lr=1.0)
+    scaler.scale(torch.ones(1))
+    spread_infinities([], [TwoRanks(torch.tensor(other))], scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == (4.0 if other else 8.0)

@@ -28,6 +28,10 @@ SCRIPTS = [
     "loaded on one",
     "failed load",
     "read beside steps",
+    "evaluated beside steps",
+    "other default device",
+    "skipped",
+    "failed to record",
     "slices",
     "slices on one",
 ]
@@ -113,7 +117,7 @@ def test_tensors_live_on_their_rank() -> None:
 
 def test_a_user_sees_what_a_pipeline_has_and_what_ranks_add() -> None:
     pipe = compiled(layers())
-    added = {"copies", "gathered", "clock_error", "torch_stages", "full_state_dict", "replicas"}
+    added = {"copies", "clock_error", "torch_stages", "replicas"}
     alone = pc.compile(layers(), 1, devices=["cpu"], example_args=(SAMPLES,), n_microbatches=2, batch_norm="each")
     assert {name for name in set(dir(pipe)) - set(dir(alone)) if not name.startswith("_")} == added
 
@@ -187,6 +191,39 @@ def test_a_rank_that_could_not_load_a_state_and_goes_on_is_told(said: dict[str, 
 def test_a_thread_reads_the_state_of_its_rank_beside_steps(said: dict[str, list[str]]) -> None:
     """It was refused, as if the loss read weights of another rank."""
     assert [text.splitlines()[0] for text in said["read beside steps"]] == ["result: (1, ['no error: read'])"] * 2
+
+
+@pytest.mark.timeout(700)
+def test_a_step_beside_an_evaluation_in_another_thread_waits_for_its_end(said: dict[str, list[str]]) -> None:
+    """One rank was told that the other had sent another value, and that one waited for ever."""
+    expected = "result: (True, ['no error: 16'])"
+    assert [text.splitlines()[0] for text in said["evaluated beside steps"]] == [expected] * 2
+
+
+@pytest.mark.timeout(700)
+def test_the_default_device_of_a_script_changes_nothing(said: dict[str, list[str]]) -> None:
+    """Numbers that ranks exchange were created there: steps, norms and sums failed."""
+    assert [text.splitlines()[0] for text in said["other default device"]] == ["result: []"] * 4
+
+
+@pytest.mark.timeout(700)
+def test_ranks_that_refuse_a_batch_together_go_on(said: dict[str, list[str]]) -> None:
+    """They had to be started again, where a pipeline in one process goes on."""
+    for text in said["skipped"]:
+        assert text.startswith(
+            "result: (['TraceError: PC108 cannot trace: the forward of Sequential raised RuntimeError: "
+        )
+        assert "'InputError: microbatches is a int', 'CopyDisagreement: the ranks of a pipeline are asked for" in text
+        assert text.splitlines()[0].endswith("True, 4)")
+
+
+@pytest.mark.timeout(700)
+def test_a_rank_that_alone_cannot_record_is_named(said: dict[str, list[str]]) -> None:
+    first, second = said["failed to record"]
+    assert "rank 1 failed: TraceError: cannot trace: the forward of Sequential raised ValueError: bad record 7" in first
+    assert second.startswith(
+        "TraceError: PC108 cannot trace: the forward of Sequential raised ValueError: bad record 7"
+    )
 
 
 @pytest.mark.timeout(700)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from multiprocessing import get_context
+from time import sleep
 
 import pytest
 import torch
@@ -64,6 +66,30 @@ def test_first_calls_of_several_threads_give_what_the_model_gives() -> None:
         torch.testing.assert_close(output, model(x))
         torch.testing.assert_close(loss, square_loss(model(x)).detach())
     assert pipe.explain().traces == 1
+
+
+def test_a_step_of_another_thread_waits_for_the_end_of_an_evaluation() -> None:
+    """The step ran in eval mode, without dropout, if the evaluation was between two of its batches."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.9), nn.Linear(6, 3))
+    modes, pipe, x = list[bool](), compiled(model), torch.ones(8, 4)
+    pipe.step(x)
+    model[0].register_forward_hook(lambda *_: modes.append(model.training))
+    steps = []
+    with ThreadPoolExecutor(1) as pool:
+
+        def batches() -> Iterator[tuple[torch.Tensor]]:
+            yield (x,)
+            steps.append(pool.submit(pipe.step, x))
+            sleep(0.1)
+            yield (x,)
+
+        pipe.evaluate([{"input": x}])
+        pipe.step(x)
+        modes.clear()
+        pipe.evaluate({"input": x} for (x,) in batches())
+        steps[0].result()
+    assert modes == [*[False] * (len(modes) - 2), True, True]
+    assert len(modes) >= 4
 
 
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])

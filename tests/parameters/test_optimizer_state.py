@@ -77,12 +77,23 @@ def test_gradients_and_empty_groups_do_not_matter() -> None:
     assert second.state[model[0].weight]["step"] == 1
 
 
+def test_an_optimizer_without_parameters_has_no_state() -> None:
+    """A rank whose stages are frozen trains none of its parameters: it was an error of torch, and no checkpoint could be saved."""
+    layer, other = nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)
+    own, optimizer = dict(layer.named_parameters()), torch.optim.AdamW([{"params": []}])
+    assert optimizer_state_of(own, optimizer) == {}
+    load_optimizer_state(own, optimizer, {})
+    load_optimizer_state(own, optimizer, optimizer_state_of(dict(other.named_parameters()), adam(other)))
+    assert [group["params"] for group in optimizer.param_groups] == [[]]
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [
         (None, "state_dict=None is no dictionary by names"),
         ({0: 1}, "state_dict={0: 1} is no dictionary by names"),
         ({"x": 1}, "state_dict is of another optimizer"),
+        ({}, "state_dict is of another optimizer"),
     ],
 )
 def test_a_state_of_something_else_is_refused(state: Any, message: str) -> None:

@@ -39,8 +39,8 @@ def vary_input(leaf: Any, dim: Any, size: int | None, *, change: DataChange) -> 
 
 def _changed_values(copy: torch.Tensor, dim: Any, generator: torch.Generator, *, is_wild: bool) -> torch.Tensor:
     if copy.is_floating_point():
-        factor = torch.rand(copy.shape, generator=generator)
+        factor = torch.rand(copy.shape, generator=generator, device="cpu")
         return copy * (16 * factor - 8 if is_wild else 0.9 + 0.1 * factor).to(copy)
     if is_wild and copy.dtype == torch.bool:
-        return (torch.rand(copy.shape, generator=generator) < 0.5).to(copy.device)
+        return (torch.rand(copy.shape, generator=generator, device="cpu") < 0.5).to(copy.device)
     return copy.roll(1, -1) if copy.dim() > 1 and dim != copy.dim() - 1 else copy
