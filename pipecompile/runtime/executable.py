@@ -63,7 +63,7 @@ class Executable:
         self.parameters = tuple(dict.fromkeys(own for graph in (self.graph, *graphs) for own in graph.parameters()))
         self.updates = HookedUpdates(self.parameters, self.program, read_state(self.cells))
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
-        self._disordered: dict[bool, tuple[int, ...]] = {}
+        self._disordered: dict[tuple[bool, tuple[int, ...]], tuple[int, ...]] = {}
 
     @cached_property
     def is_ordered(self) -> bool:
@@ -73,14 +73,16 @@ class Executable:
     def disordered_draws(self, *, threaded: bool) -> tuple[int, ...]:
         """Return the stages that draw random numbers, if not in the order of the plain loop: micro-batch by micro-batch, stage by stage.
 
+        Whether the loss draws is known after the first run.
         On GPUs, which have a generator each, the order is not asked for.
         """
-        if threaded not in self._disordered:
-            self._disordered[threaded] = self._disordered_draws(threaded=threaded)
-        return self._disordered[threaded]
+        stages = tuple(s for s, cell in enumerate(self.cells) if any(one.has_drawn for one in cell.all_effects))
+        key = threaded, stages
+        if key not in self._disordered:
+            self._disordered[key] = self._disordered_draws(stages, threaded=threaded)
+        return self._disordered[key]
 
-    def _disordered_draws(self, *, threaded: bool) -> tuple[int, ...]:
-        stages = tuple(s for s, cell in enumerate(self.cells) if any(one.draws for one in cell.all_effects))
+    def _disordered_draws(self, stages: tuple[int, ...], *, threaded: bool) -> tuple[int, ...]:
         if len(stages) < 2 or any(device.type != "cpu" for device in self.devices):
             return ()
         actions = [action for d, i in self.inline.order if (action := self.program.rows[d][i].action) is not None]

@@ -21,13 +21,23 @@ from pipecompile.tracing.container_items import size_of, values_in
 from pipecompile.tracing.loaded_names import names_in
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.outer_bindings import OuterBindings
+from pipecompile.tracing.state.random_states import generator_sources, generators_among, random_states_restored
 from pipecompile.tracing.state.shared_objects import is_shared
-from pipecompile.tracing.state.snapshot import Place, can_hold, content_of, contents_restored, places_of, tensors_of
+from pipecompile.tracing.state.snapshot import (
+    Place,
+    can_hold,
+    content_of,
+    contents_restored,
+    held_values,
+    places_of,
+    tensors_of,
+)
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 from pipecompile.tracing.user_source import warn
 
 __all__ = [
     "function_restored",
+    "generators_near",
     "globals_restored",
     "places_near",
     "reads_objects",
@@ -43,7 +53,7 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
 
     Without `tensors`, contents are left as they are: for a block that computes on fake tensors.
     """
-    roots, functions = _reached(function)
+    roots, functions, _ = _reached(function)
     spaces = [
         (one.__globals__, name, one.__globals__[name])
         for one in functions
@@ -53,12 +63,19 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
         stack.enter_context(contents_restored(places_of(*roots, most=_MOST, deep=True)))
         if tensors:
             stack.enter_context(tensors_restored(*roots, most=_MOST))
+        stack.enter_context(random_states_restored(generator_sources(generators_near(function))))
         try:
             yield
         finally:
             for space, name, value in spaces:
                 if space.get(name) is not value:
                     space[name] = value
+
+
+def generators_near(function: Callable[..., Any] | None) -> list[Any]:
+    """Return the generators of random numbers that a function names or closes over, and those that the objects near it hold."""
+    roots, _, objects = _reached(function)
+    return generators_among([*objects, *_bound_to(function), *held_values(places_of(*roots, most=_MOST, deep=True))])
 
 
 def _is_users(value: Any) -> bool:
@@ -177,12 +194,13 @@ class _Holder(nn.Module):
         self.value = value
 
 
-def _reached(function: Any) -> tuple[list[Any], list[FunctionType]]:
-    """Return the objects that a function and the functions it calls name or close over, itself included, and those functions. Objects that
-    other threads may change are left out.
+def _reached(function: Any) -> tuple[list[Any], list[FunctionType], list[Any]]:
+    """Return the objects that a function and the functions it calls name or close over and that may be state, itself included, those
+    functions, and all objects. Of state, objects that other threads may change are left out.
     """
     roots: dict[int, Any] = {}
     functions: list[FunctionType] = []
+    objects: list[Any] = []
     pending = [function]
     while pending and len(roots) < _MOST_ROOTS:
         value = _user_model(pending.pop(0))
@@ -192,7 +210,8 @@ def _reached(function: Any) -> tuple[list[Any], list[FunctionType]]:
         code = reachable(value if isinstance(value, nn.Module) else _Holder(value), most=_MOST_ROOTS)
         functions += code.functions
         pending += code.objects
-    return list(roots.values()), functions
+        objects += code.objects
+    return list(roots.values()), functions, objects
 
 
 def _user_model(value: Any) -> Any:
