@@ -147,7 +147,7 @@ class Pipeline(ModelProxy):
         threaded = self._dispatcher.is_threaded(is_ordered=executable.is_ordered)
         frame = executable.frame(batch.sizes, arrivals, threaded=threaded)
         executable.run(executable.code(threaded=threaded), frame, self._dispatcher.workers(threaded=threaded))
-        self._cache.context.warnings.drawn(executable.disordered_draws(threaded=threaded), threaded=threaded)
+        self._cache.context.warnings.drawn(executable.draw_warning(threaded=threaded))
         return frame
 
     def _other_step(self, inputs: FlatInputs, target: Any, scaler: torch.amp.GradScaler | None) -> Any:
