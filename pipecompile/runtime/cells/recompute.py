@@ -242,8 +242,13 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
 
 
 def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Write through `.data`, which leaves version counters alone: autograd may have saved the buffers."""
+    """Write through `.data`, which leaves version counters alone: autograd may have saved the buffers. The first forward may have
+    given them other sizes, as observers of quantization do.
+    """
     for buffer, value in zip(buffers, values, strict=True):
+        if buffer.shape != value.shape:
+            with torch.no_grad(), preserve_versions((buffer,)):
+                buffer.resize_(value.shape)
         buffer.data.copy_(value)
 
 
