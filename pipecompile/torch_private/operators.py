@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -49,7 +48,6 @@ TorchScript calls them, and not `torch.batch_norm`. 2.11."""
 _OBSERVER = "fused_moving_avg_obs_fake_quant"
 
 
-@cache
 def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Return position and name of the arguments that an operator writes by its schema, where no kernel may give them a new version:
     operators that are called as such, of the user's libraries for example, and the observers of torch's quantization.
