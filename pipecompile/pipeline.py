@@ -146,9 +146,9 @@ class Pipeline(ModelProxy):
         """Check the recording if that is due. Run the program of a step in this thread or a thread per device; return its frame."""
         self._cache.check(found, batch, arrivals)
         threaded = self._dispatcher.is_threaded(is_ordered=executable.is_ordered)
-        self._cache.context.warnings.drawn(executable.disordered_draws(threaded=threaded), threaded=threaded)
         frame = executable.frame(batch.sizes, arrivals, threaded=threaded)
         executable.run(executable.code(threaded=threaded), frame, self._dispatcher.workers(threaded=threaded))
+        self._cache.context.warnings.drawn(executable.draw_warning(threaded=threaded))
         return frame
 
     def _other_step(self, inputs: FlatInputs, target: Any, scaler: torch.amp.GradScaler | None) -> Any:

@@ -27,7 +27,9 @@ from pipecompile.costs.sweep import Clock, Seconds, Sums, sweep
 from pipecompile.ir.progress import Task
 from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.device_functions import keep_busy
+from pipecompile.tracing.opaque.drawn_generators import drawn_generators
 from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
+from pipecompile.tracing.state.random_states import generators_among, random_sources, random_states_restored
 
 __all__ = ["REPEATS", "Repeats", "profiled_costs"]
 
@@ -59,9 +61,10 @@ def profiled_costs(
     """
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     contents = [tensor for tensor in state_tensors(graph) if not isinstance(tensor, nn.Parameter)]
+    sources = random_sources(drawn_generators(graph, graph.graph.nodes) + generators_among(inputs))
     runs = _RunCount(work or Task(""), repeats.least)
     clock = runs.counted(_clock(tensors))
-    with untouched(graph), preserved(contents):
+    with untouched(graph), preserved(contents), random_states_restored(sources):
         visits = walk(graph, inputs, _first)
         with preserved(tensor for visit in visits.values() for tensor in visit.reading.written):
             sums, entry = Sums(graph.parameters() if torch.is_grad_enabled() else ()), _entry(clock, tensors)

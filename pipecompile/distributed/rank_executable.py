@@ -93,9 +93,9 @@ class RankExecutable(Executable):
         weights = (weight for cell in own for module in cell.modules for weight in module.parameters())
         return HookedUpdates(dict.fromkeys(weights), self.program, read_state(own))
 
-    def disordered_draws(self, *, threaded: bool) -> tuple[int, ...]:  # noqa: ARG002 a rank has threads of its own
-        """Return no stages: each process has generators of its own."""
-        return ()
+    def draw_warning(self, *, threaded: bool) -> str:  # noqa: ARG002 a rank has threads of its own
+        """Return no warning: each process has generators of its own."""
+        return ""
 
     @property
     def tied(self) -> TiedCopies:

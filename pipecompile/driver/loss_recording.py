@@ -16,6 +16,7 @@ from pipecompile.options import Options
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.state.function_state import function_restored
 from pipecompile.tracing.traced_graph import TracedGraph
+from pipecompile.tracing.user_source import muted
 
 __all__ = ["record_loss"]
 
@@ -31,7 +32,7 @@ def record_loss(options: Options, outputs: LossOutputs, target: Any, samples: in
     call = _LossCall(options, outputs, samples)
     try:
         inputs = _inputs(call, target, options, samples)
-        with function_restored(options.loss_fn, tensors=False):
+        with function_restored(options.loss_fn, tensors=False), muted():
             return record(call, inputs, torch.device("cpu"))
     except (PipecompileError, TypeError, ValueError, RuntimeError):
         return None

@@ -22,9 +22,6 @@ _REMEMBERED = 64
 """Signatures of dropped recordings that are remembered, to notice a model that is recorded again and again."""
 
 
-_A_DEVICE_EACH = "a device for each stage, as devices=['cpu'] * n_stages, with schedule='1f1b'"
-
-
 class WarningsOnce:
     """One warning for each line of the user that branches on the batch size, and one for each other kind."""
 
@@ -242,19 +239,10 @@ class WarningsOnce:
                 " after the other. Try compile(..., batch_norm='deferred') if these are running statistics; else n_microbatches=1",
             )
 
-    def drawn(self, stages: Sequence[int], *, threaded: bool) -> None:
-        """Warn that these stages draw random numbers in another order than the plain loop over micro-batches."""
-        if stages:
-            why, cure = (
-                ("threads of their own", "dispatch='inline'")
-                if threaded
-                else ("the order of the schedule", _A_DEVICE_EACH)
-            )
-            self._once(
-                "drawn",
-                f"random numbers are drawn in stages {', '.join(map(str, stages))}, which run in {why}: a step draws others than the"
-                f" plain loop over its micro-batches. Try {cure}, if the same numbers matter",
-            )
+    def drawn(self, text: str) -> None:
+        """Warn with this text, if any, that random numbers are drawn in another order than in the plain loop over micro-batches."""
+        if text:
+            self._once("drawn", text)
 
     def evicted(self, signature: Signature) -> None:
         """Remember that a recording was dropped to make room."""

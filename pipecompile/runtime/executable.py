@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import fx
 
-from pipecompile.ir import HOST, UNTRAINED, Instruction, Kind, Op, Program
+from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program
 from pipecompile.parameters.tied_mirrors import Mirrors
+from pipecompile.runtime.backward_draws import BackwardDraws, WatchingBuilder
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.cells.left_places import LeftPlaces
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.dispatch import run_inline
+from pipecompile.runtime.draw_order import Draws
 from pipecompile.runtime.hooked_updates import HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
@@ -62,30 +64,31 @@ class Executable:
         graphs = [graph for cell in self.cells if isinstance(cell, VariantCell) for graph in cell.graphs.values()]
         self.parameters = tuple(dict.fromkeys(own for graph in (self.graph, *graphs) for own in graph.parameters()))
         self.updates = HookedUpdates(self.parameters, self.program, read_state(self.cells))
+        self.backward_draws = BackwardDraws()
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
-        self._disordered: dict[bool, tuple[int, ...]] = {}
+        self._warnings: dict[tuple[bool, Draws], str] = {}
 
     @cached_property
     def is_ordered(self) -> bool:
         """Whether the order of cells shows: stages draw random numbers, or run Python of the user's that may leave something behind."""
         return any(effects.draws or effects.runs_python for cell in self.cells for effects in cell.all_effects)
 
-    def disordered_draws(self, *, threaded: bool) -> tuple[int, ...]:
-        """Return the stages that draw random numbers, if not in the order of the plain loop: micro-batch by micro-batch, stage by stage.
+    def draw_warning(self, *, threaded: bool) -> str:
+        """Return a warning if random numbers are drawn in another order than in the plain loop; "" if not.
 
-        On GPUs, which have a generator each, the order is not asked for.
+        Whether the loss and backwards draw is known after the first run. On GPUs, which have a generator each, the order is not asked for.
         """
-        if threaded not in self._disordered:
-            self._disordered[threaded] = self._disordered_draws(threaded=threaded)
-        return self._disordered[threaded]
+        stages = tuple(s for s, cell in enumerate(self.cells) if any(one.has_drawn for one in cell.all_effects))
+        key = threaded, Draws(stages, tuple(sorted(self.backward_draws.stages)))
+        if key not in self._warnings:
+            self._warnings[key] = self._draw_warning(key[1], threaded=threaded)
+        return self._warnings[key]
 
-    def _disordered_draws(self, *, threaded: bool) -> tuple[int, ...]:
-        stages = tuple(s for s, cell in enumerate(self.cells) if any(one.draws for one in cell.all_effects))
-        if len(stages) < 2 or any(device.type != "cpu" for device in self.devices):
-            return ()
+    def _draw_warning(self, draws: Draws, *, threaded: bool) -> str:
+        if len((*draws.forward, *draws.backward)) < 2 or any(device.type != "cpu" for device in self.devices):
+            return ""
         actions = [action for d, i in self.inline.order if (action := self.program.rows[d][i].action) is not None]
-        forwards = [(one.microbatch, one.stage) for one in actions if one.kind is Kind.FORWARD and one.stage in stages]
-        return stages if threaded or forwards != sorted(forwards) else ()
+        return "" if not threaded and draws.is_that_of_the_loop(actions) else draws.warning(threaded=threaded)
 
     @cached_property
     def left_places(self) -> tuple[LeftPlaces, ...]:
@@ -109,7 +112,8 @@ class Executable:
 
     def _bound(self, *, threaded: bool) -> Code:
         streams = PartitionStreams(self.partitions) if self.partitions else None
-        return bind(self.program, self.cells, self.devices, threaded=threaded, streams=streams)
+        build = partial(WatchingBuilder, self.backward_draws)
+        return bind(self.program, self.cells, self.devices, threaded=threaded, streams=streams, build=build)
 
     @cached_property
     def halves(self) -> tuple[Code, Code]:

@@ -66,12 +66,13 @@ def bind(
     *,
     threaded: bool,
     streams: Streams | None = None,
+    build: Callable[..., CodeBuilder] | None = None,
 ) -> Code:
     """Resolve a program for `devices`, one per pipeline device, and their streams. Linear in the number of instructions."""
     device_streams = DeviceStreams(devices)
     is_serial = not threaded and streams is None and all(device.type == "cpu" for device in devices)
     joins = is_serial and may_join_backward(program, [cell.parameters for cell in cells])
-    builder = CodeBuilder(program, cells, devices, streams or device_streams, threaded=threaded, joins=joins)
+    builder = (build or CodeBuilder)(program, cells, devices, streams or device_streams, threaded=threaded, joins=joins)
     launches_on = streams or (device_streams if device_streams.is_asynchronous else None)
     if launches_on is None:
         rows = tuple(tuple(builder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))

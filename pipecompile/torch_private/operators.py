@@ -7,9 +7,21 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator  # 2.11; an operator that takes functions, as `torch.cond` does
+from torch._ops import (
+    HigherOrderOperator,  # 2.11; an operator that takes functions, as `torch.cond` does
+    OpOverload,  # 2.11
+    OpOverloadPacket,  # 2.11
+)
 
-__all__ = ["HigherOrderOperator", "batch_norm_operators", "name_of", "schema_of", "symbolic_function", "torch_assert"]
+__all__ = [
+    "HigherOrderOperator",
+    "batch_norm_operators",
+    "name_of",
+    "schema_of",
+    "symbolic_function",
+    "torch_assert",
+    "written_arguments",
+]
 
 schema_of: Callable[[Any], Any] = attrgetter("_schema")
 """Return the schema of an overload: its arguments, and which of them it writes. 2.11."""
@@ -31,6 +43,23 @@ _BATCH_NORMS = (
 batch_norm_operators: tuple[Any, ...] = (*_BATCH_NORMS, *(packet.default for packet in _BATCH_NORMS))
 """The kernels of batch norm, which write running statistics without new versions; input, weight, bias, mean, variance and flag are first.
 TorchScript calls them, and not `torch.batch_norm`. 2.11."""
+
+
+_OBSERVER = "fused_moving_avg_obs_fake_quant"
+
+
+def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the arguments that an operator writes by its schema, where no kernel may give them a new version:
+    operators that are called as such, of the user's libraries for example, and the observers of torch's quantization.
+    """
+    named = getattr(torch.ops.aten, _OBSERVER) if func is getattr(torch, _OBSERVER) else func
+    if isinstance(named, OpOverloadPacket):
+        overloads = named.overloads()  # type: ignore[no-untyped-call]
+        named = getattr(named, overloads[0]) if len(overloads) == 1 else None
+    if not isinstance(named, OpOverload):
+        return ()
+    arguments = enumerate(schema_of(named).arguments)
+    return tuple((i, one.name) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write)
 
 
 def symbolic_function(name: str) -> Callable[[Any], Any] | None:

@@ -194,7 +194,7 @@ class CallRecorder(TorchFunctionMode):
         changed = [tensor for tensor, version in versions if version_of(tensor) != version]
         changed += [*written, *undeclared_writes(func, args, kwargs)]
         if changed or tensors_in(result):
-            draws = self.draws.count > drawn
+            draws = self.draws.note_layer(func, args) > drawn
             self.writer.write(
                 form(args), kwargs, result, ambient, changed=changed, exchanged=exchanged, held=held, draws=draws
             )
@@ -238,10 +238,10 @@ class CallRecorder(TorchFunctionMode):
         return call.returned(self.leftovers.note_left)
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        target = graph_path(name)
-        self.values.roots[target] = module
+        self.values.roots[target := graph_path(name)] = module
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            self.draws.note_layer(module)
             return original(module, *args, **kwargs)
 
         run = cheap_forward(module, call)

@@ -7,6 +7,8 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -20,6 +22,7 @@ __all__ = [
     "is_foreign",
     "is_users",
     "line_of",
+    "muted",
     "place_of",
     "raiser",
     "warn",
@@ -70,8 +73,23 @@ def caller() -> str:
     return ""
 
 
+_is_muted: ContextVar[bool] = ContextVar("warnings of recordings are muted", default=False)
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Give no warnings inside the block: a function is recorded to be analysed, and runs as it is."""
+    token = _is_muted.set(True)
+    try:
+        yield
+    finally:
+        _is_muted.reset(token)
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Give a warning at the innermost line that is not of torch, this package, the command line or a `with`."""
+    if _is_muted.get():
+        return
     frame, level = sys._getframe(1), 2
     while (is_foreign(frame) or frame.f_globals.get("__name__", "").startswith(_AROUND)) and frame.f_back:
         frame, level = frame.f_back, level + 1

@@ -248,3 +248,33 @@ def test_a_bag_reads_the_rows_that_it_adds_and_not_the_table() -> None:
             bag, ids = nn.EmbeddingBag(rows, 64, sparse=True), torch.zeros(32, 4, dtype=torch.long)
         seconds.append(analytic_costs(pc.trace(bag, ids), [ids], device="h100")["embedding_bag"].forward)
     assert seconds[0] == seconds[1]
+
+
+class ReadsGradients(torch.autograd.Function):
+    """An identity whose backward reads values."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if gradient.isnan().any():
+            raise FloatingPointError
+        return gradient.clamp(-float(gradient.abs().max()), 1)
+
+
+def test_a_backward_that_reads_values_counts_as_twice_its_forward() -> None:
+    graph = pc.trace(CallsReader(), torch.randn(4, 8))
+    (found,) = [work.reading for name, work in node_work(graph, [torch.randn(4, 8)]).items() if "reads" in name.lower()]
+    assert found.backward == found.forward * 2
+    assert found.forward
+
+
+class CallsReader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return ReadsGradients.apply(self.layer(x))

@@ -17,6 +17,7 @@ from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import hooked_updates
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
+from pipecompile.runtime.draw_order import Draws
 from pipecompile.tracing.state import function_state
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text()
@@ -42,6 +43,11 @@ def texts(function: object) -> Iterator[str]:
             yield node.value
 
 
+def warnings_of_draws() -> list[str]:
+    """Return the texts that `drawn` is given."""
+    return [Draws((0,), backward).warning(threaded=False) for backward in ((), (1,))]
+
+
 METHODS = {name: method for name, method in vars(WarningsOnce).items() if inspect.isfunction(method)}
 GIVING = [name for name in METHODS if not name.startswith("_") and name not in SILENT]
 
@@ -51,12 +57,15 @@ def test_each_warning_has_a_row(name: str) -> None:
     found = [*texts(METHODS[name])]
     if any("samples go into" in text or "recorded anew for" in text for text in found):
         found += texts(METHODS["_at"])
+    if name == "drawn":
+        found += warnings_of_draws()
     assert any(re.search(pattern, text) for pattern in beginnings() for text in found), f"{name}: {found}"
 
 
 def test_each_row_has_a_warning() -> None:
     given = [text for method in METHODS.values() for text in texts(method)]
     given += [*(f"stage X {text}" for text in texts(StageGraphs)), *texts(StepGraphs)]
+    given += warnings_of_draws()
     given += [*texts(hooked_updates), *texts(function_state), *texts(loss_reads), *texts(first_values)]
     for pattern in beginnings():
         assert any(re.search(pattern, text) for text in given), f"{pattern} begins no warning"

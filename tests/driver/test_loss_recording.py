@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 
 import pipecompile as pc
 from pipecompile.driver.loss_recording import record_loss
@@ -34,3 +36,23 @@ def test_the_graph_takes_output_and_target() -> None:
 def test_what_cannot_be_recorded_gives_none() -> None:
     _, graph = recorded(lambda output, target: output[target > 3].sum())
     assert graph is None or torch.is_tensor(graph)
+
+
+class Counting(nn.Module):
+    """Counts samples in Python, which a graph cannot; a step calls the loss as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, output, target):
+        self.seen += len(target)
+        return nn.functional.mse_loss(output, target)
+
+
+@pytest.mark.filterwarnings("error::pipecompile.RecordingWarning")
+def test_state_of_a_loss_is_left_by_the_step_without_a_warning() -> None:
+    loss_fn = Counting()
+    pipe = pc.compile(nn.Linear(4, 4), 1, n_microbatches=2, loss_fn=loss_fn, cost="analytic")
+    pipe.step(torch.randn(6, 4), target=torch.randn(6, 4))
+    assert loss_fn.seen == 6

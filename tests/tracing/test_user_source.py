@@ -10,7 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.tracing.user_source import called_by_user, caller, folder_prefixes, frames, is_foreign, line_of, raiser
+from pipecompile.tracing.user_source import (
+    called_by_user,
+    caller,
+    folder_prefixes,
+    frames,
+    is_foreign,
+    line_of,
+    muted,
+    raiser,
+    warn,
+)
 
 
 class Fails(nn.Module):
@@ -64,3 +74,11 @@ def test_files_behind_a_symbolic_link_are_foreign_too(tmp_path: Path) -> None:
     assert f"{tmp_path}/link/a.py".startswith(prefixes)
     assert f"{tmp_path}/real/a.py".startswith(prefixes)
     assert not f"{tmp_path}/linked/a.py".startswith(prefixes)
+
+
+def test_no_warning_is_given_while_they_are_muted(recwarn) -> None:
+    with muted():
+        warn("nothing", UserWarning)
+    assert not recwarn
+    warn("something", UserWarning)
+    assert [str(one.message) for one in recwarn] == ["something"]

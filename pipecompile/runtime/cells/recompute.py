@@ -13,7 +13,7 @@ stage leaves on the model is written again, because the loss may read it, and pu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -34,13 +34,16 @@ from pipecompile.tracing.state.change_log import Change, ChangeLog
 from pipecompile.tracing.state.effect_places import restored_places
 from pipecompile.tracing.state.random_states import (
     CPU_RANDOM,
+    RandomSource,
     RandomStates,
+    generator_sources,
+    generators_among,
 )
 
 __all__ = ["Recipe", "StageRun", "checkpointed_cell", "kept_apart", "recompute_cell"]
 
 _Random = tuple[torch.Tensor, RandomStates]
-"""State of the device's generator, and states of the generators of Python."""
+"""State of the device's generator, and states of the generators of Python and of generator objects."""
 
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 """(device type, dtype, is enabled) per device type; empty if autocast is enabled for none."""
@@ -106,7 +109,7 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
     def forward(frame: Frame) -> None:
         registers = frame.registers
         values = [registers[index] for index in inputs]
-        with stage.noted() as change, CPU_RANDOM if effects.draws else _UNCHANGED:
+        with stage.noted() as change, CPU_RANDOM if effects.may_draw_on(stage.device) else _UNCHANGED:
             registers[recipe] = _recipe(values, effects, stage.device, device_types, change)
             with _without_user_hooks():
                 results = stage.forward(frame, values)
@@ -132,7 +135,7 @@ def kept_apart(run: Run, stage: StageRun, *, saves: bool, recomputes: bool) -> R
     """
     effects = stage.effects
     state = effects.reread_buffers if saves else ()
-    is_locked = recomputes and effects.draws and stage.device.type == "cpu"
+    is_locked = recomputes and stage.device.type == "cpu" and effects.may_draw_on(stage.device)
     if not (state or is_locked or (stage.log is not None and effects.holders)):
         return run
 
@@ -197,9 +200,9 @@ def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iter
 @contextmanager
 def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device) -> Iterator[None]:
     """Set random state and buffers to those of the forward, and at the end back to the present ones."""
-    with CPU_RANDOM if effects.draws else _UNCHANGED:
+    with CPU_RANDOM if before.random is not None else _UNCHANGED:
         buffers = [buffer.detach().clone() for buffer in effects.written_buffers]
-        random = _random_state(device, effects) if effects.draws else None
+        random = None if before.random is None else _random_state(device, before.random[1].sources)
         try:
             _write(effects.written_buffers, before.buffers)
             _set_random_state(before.random, device)
@@ -220,7 +223,7 @@ def _recipe(
     if effects.is_stateless and not autocast:
         return _NOTHING
     return Recipe(
-        _random_state(device, effects) if effects.draws else None,
+        _random_state(device, _sources(effects, values)) if effects.may_draw_on(device) else None,
         autocast,
         [buffer.detach().clone() for buffer in effects.written_buffers],
         {place: _copy(values[place]) for place in effects.written_inputs if isinstance(values[place], torch.Tensor)},
@@ -239,13 +242,24 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
 
 
 def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Write through `.data`, which leaves version counters alone: autograd may have saved the buffers."""
+    """Write through `.data`, which leaves version counters alone: autograd may have saved the buffers. The first forward may have
+    given them other sizes, as observers of quantization do.
+    """
     for buffer, value in zip(buffers, values, strict=True):
+        if buffer.shape != value.shape:
+            with torch.no_grad(), preserve_versions((buffer,)):
+                buffer.resize_(value.shape)
         buffer.data.copy_(value)
 
 
-def _random_state(device: torch.device, effects: SideEffects) -> _Random:
-    return random_state(device), RandomStates(effects.generators)
+def _sources(effects: SideEffects, values: Sequence[Any]) -> list[RandomSource]:
+    """Return the sources that a forward on these values may draw from beside the generator of its device."""
+    own = (*effects.generators, *(effects.loss.sources if effects.loss else ()))
+    return [*own, *generator_sources(generators_among(values))]
+
+
+def _random_state(device: torch.device, sources: Iterable[RandomSource]) -> _Random:
+    return random_state(device), RandomStates(sources)
 
 
 def _set_random_state(random: _Random | None, device: torch.device) -> None:

@@ -12,17 +12,17 @@ import torch
 from torch import fx, nn
 
 from pipecompile.graph.stages import Stage
+from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.torch_private.modules import forward_hooks_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.opaque.drawn_generators import drawing_pieces, drawn_generators
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
-from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.change_log import StateHolders
 from pipecompile.tracing.state.effect_places import EffectPlace
-from pipecompile.tracing.state.random_states import RandomSource, generators_among, random_sources
-from pipecompile.tracing.state.snapshot import held_values, places_of
+from pipecompile.tracing.state.random_states import RandomSource, generator_sources, random_sources
 
 __all__ = ["SideEffects"]
 
@@ -37,7 +37,8 @@ class SideEffects:
     written_inputs    places of the inputs that it writes in place
     casts             it has autocast regions
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
-    generators        the sources that Python of its opaque pieces may draw from
+    generators        the sources that its calls name as generators, and those that Python of its opaque pieces may draw from
+    loss              whether the loss behind it draws; None without a loss of the user's
     lifted            the numbers of the model that it reads at every run
     places            where its effect nodes write
     runs_python       it has pieces of the user's that are kept whole, or hooks of layers
@@ -55,6 +56,16 @@ class SideEffects:
     runs_python: bool = False
     holders: tuple[Any, ...] = ()
     reread_buffers: tuple[torch.Tensor, ...] = ()
+    loss: LossDraws | None = None
+
+    @property
+    def has_drawn(self) -> bool:
+        """Return whether a forward draws random numbers, or the loss behind it was seen to draw."""
+        return self.draws or (self.loss is not None and bool(self.loss.drew))
+
+    def may_draw_on(self, device: torch.device) -> bool:
+        """Return whether a forward draws random numbers, or the loss behind it may."""
+        return self.draws or (self.loss is not None and self.loss.may_draw_on(device))
 
     @cached_property
     def is_stateless(self) -> bool:
@@ -81,7 +92,7 @@ class SideEffects:
             tuple(place for place, node in enumerate(inputs) if written & facts(node).storages),
             any(node.target is enter_autocast for node in nodes),
             any(noted.draws and noted.region and noted.region.keeps_draws for noted in map(facts, nodes)),
-            _python_sources(stage.module, nodes),
+            _sources(stage.module, nodes),
             next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
             tuple(node.target.place for node in nodes if hasattr(node.target, "place")),
             bool(called := [one for one in _called_modules(stage.module, nodes) if _runs_python(one)]),
@@ -125,12 +136,10 @@ def _held_key(module: fx.GraphModule, node: fx.Node) -> int:
     return storage_key(held) if isinstance(held, torch.Tensor) and held.layout is torch.strided else 0
 
 
-def _python_sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:
-    """Return the sources of random numbers that Python inside the opaque pieces of a stage may draw from."""
-    called = _called_modules(module, [node for node in nodes if facts(node).draws])
-    owners = [owner for piece in called if isinstance(piece, OpaqueModule) for owner in piece.owner]
-    held = [value for owner in owners for value in (*held_values(places_of(owner)), *reachable(owner).objects)]
-    return tuple(random_sources(generators_among(held))) if owners else ()
+def _sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:
+    """Return the sources that a stage may draw from beside the generator of its device."""
+    generators = drawn_generators(module, nodes)
+    return tuple((random_sources if drawing_pieces(module, nodes) else generator_sources)(generators))
 
 
 def _called_modules(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[nn.Module]:

@@ -22,6 +22,7 @@ from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import TARGET
 from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import has_any_global_hook, hook_tables_of, is_compiled
@@ -118,9 +119,11 @@ def with_loss(
     loss_fn: Callable[..., Any] | None,
     *,
     has_aux: bool,
+    draws: LossDraws | None = None,
 ) -> Function:
     """Return a function of the cell's inputs and the number of samples that gives the loss, and the auxiliary value if any."""
     losses = loss_function(loss_fn, has_aux=has_aux)
+    losses = losses if draws is None else draws.watched(losses)
     position = {name: place for place, name in enumerate(inputs)}
     stage_inputs = [position[name] for name in stage.inputs]
     target = position.get(TARGET)

@@ -12,6 +12,7 @@ from torch import nn
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, Route
 from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.cells.sliced import SliceState
 from pipecompile.runtime.cells.stage_call import LossCode, StageCode, with_loss
@@ -124,7 +125,9 @@ def loss_cells(
     inputs = tuple(route.value for route in routes if len(stages) - 1 in route.consumers)
     *others, last = plain_cells(stages, codes)
     has_aux = any(route.value == AUX for route in routes)
-    function = with_loss(stages[-1], codes[-1].run, inputs, outputs, loss_fn, has_aux=has_aux)
+    holders = _holder(loss_fn)
+    draws = LossDraws(holders[0]) if holders else None
+    function = with_loss(stages[-1], codes[-1].run, inputs, outputs, loss_fn, has_aux=has_aux, draws=draws)
     written = tuple(inputs.index(last.inputs[place]) for place in last.effects.written_inputs)
     cell = replace(
         last,
@@ -132,7 +135,7 @@ def loss_cells(
         inputs=inputs,
         outputs=(LOSS, AUX) if has_aux else (LOSS,),
         is_sized=True,
-        effects=replace(last.effects, written_inputs=written, holders=(*last.effects.holders, *_holder(loss_fn))),
+        effects=replace(last.effects, written_inputs=written, holders=(*last.effects.holders, *holders), loss=draws),
         unshared=last.unshared - set(outputs.names),
         reads_objects=reads_objects(loss_fn),
     )

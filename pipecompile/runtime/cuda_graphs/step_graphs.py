@@ -189,7 +189,7 @@ def step_obstacle(program: Program, cells: Sequence[Cell], devices: Sequence[tor
     for action in (one.action for row in program.rows for one in row):
         if action is not None and action.kind is Kind.OFFLOAD:
             return "what forwards save is copied to the host"
-        if action is not None and action.kind is Kind.RECOMPUTE and cells[action.stage].effects.draws:
+        if action is not None and action.kind is Kind.RECOMPUTE and cells[action.stage].effects.has_drawn:
             return (
                 f"stage {action.stage} draws random numbers and is recomputed, for which the host reads the generator"
             )

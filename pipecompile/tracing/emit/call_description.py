@@ -5,6 +5,7 @@ are no nodes. Writes that the version counters of tensors do not show:
 
     x.requires_grad = True, x.register_hook(f)      the tensor, but not its memory
     F.batch_norm(x, mean, var, training=True)       the running statistics; torch does not declare this write
+    torch.ops.library.update(state, x)              what the schema declares as written
 
 A later read must see the same state as in the model, so these tensors count as written.
 """
@@ -26,7 +27,7 @@ from torch import fx, nn
 from pipecompile.errors import TraceError
 from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private.modes import set_grad_enabled
-from pipecompile.torch_private.operators import batch_norm_operators
+from pipecompile.torch_private.operators import batch_norm_operators, written_arguments
 from pipecompile.tracing.user_source import caller, is_foreign
 
 __all__ = [
@@ -262,4 +263,7 @@ def undeclared_writes(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
             if writes
             else []
         )
-    return list(args[:1]) if func.__name__ in _ON_THE_TENSOR else []
+    if func.__name__ in _ON_THE_TENSOR:
+        return list(args[:1])
+    places = written_arguments(func)
+    return [kwargs.get(name) if i >= len(args) else args[i] for i, name in places if i < len(args) or name in kwargs]

@@ -1,8 +1,10 @@
-"""Functions that a call takes and that close over tensors of this call: a node rebuilds them, with the tensors of each micro-batch.
+"""Functions that a call takes and that hold tensors of this call: a node rebuilds them, with the tensors of each micro-batch.
 
 scale = h.mean()                           scale = mean(h)
 h.register_hook(lambda g: g * scale)       hook = rebuilt(<lambda>, [scale])
                                            register_hook(h, hook)
+
+The same holds for defaults, and for sizes that depend on the batch.
 """
 
 from __future__ import annotations
@@ -22,17 +24,33 @@ __all__ = ["ClosedOver", "rebuilt", "tensor_cells"]
 
 
 def tensor_cells(function: object) -> dict[str, Any]:
-    """Return the contents, by name, of the variables that a function closes over and that hold tensors, also in functions there."""
+    """Return the contents, by name, of the variables that a function closes over and of its defaults, if they hold tensors or sizes of
+    the batch, also in functions there.
+    """
     if not isinstance(function, FunctionType):
         return {}
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    contents = {name: cell.cell_contents for name, cell in cells.items() if _is_full(cell)}
+    contents = {name: cell.cell_contents for name, cell in cells.items() if _is_full(cell)} | _defaults(function)
     return {name: content for name, content in contents.items() if content is not function and _has_tensors(content)}
 
 
 def rebuilt(function: FunctionType, names: Sequence[str], contents: Sequence[Any]) -> FunctionType:
-    """Return the function with other contents of these variables. Plans name graph nodes after this function."""
-    return with_cells(function, names, contents)
+    """Return the function with other contents of these variables and defaults. Plans name graph nodes after this function."""
+    copy, given = with_cells(function, names, contents), dict(zip(names, contents, strict=True))
+    known = _defaults(function)
+    defaults = {name: given.get(name, value) for name, value in known.items()}
+    if any(defaults[name] is not value for name, value in known.items()):
+        keywords = function.__kwdefaults__ or {}
+        copy.__defaults__ = tuple(value for name, value in defaults.items() if name not in keywords)
+        copy.__kwdefaults__ = {name: defaults[name] for name in keywords}
+    return copy
+
+
+def _defaults(function: FunctionType) -> dict[str, Any]:
+    """Return the defaults of a function by name, those of keywords last."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
 
 
 @dataclass(slots=True)
@@ -69,7 +87,7 @@ def _is_full(cell: CellType) -> bool:
 
 
 def _has_tensors(content: Any) -> bool:
-    if isinstance(content, torch.Tensor):
+    if isinstance(content, (torch.Tensor, torch.SymInt, torch.SymFloat)):
         return True
     if isinstance(content, FunctionType):
         return bool(tensor_cells(content))

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import TorchDispatchMode, active_fake_mode, disable_current_modes
@@ -58,6 +59,11 @@ class RandomDrawCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += draws_random(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def note_layer(self, called: Any, args: Sequence[Any] = ()) -> int:
+        """Count a layer or function that draws without an operator to show it. Return the count."""
+        self.count += _drops_between_layers(called, args)
+        return self.count
 
 
 class KnownGenerators:
@@ -105,6 +111,21 @@ def draws_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | dict(kwargs)
     is_off = any(given.get(name) == 0 for name in _PROBABILITIES)
     return not is_off and not any(given.get(name) is False for name in _IN_TRAINING)
+
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+def _drops_between_layers(called: Any, args: Sequence[Any]) -> bool:
+    """Return whether a recurrent module or function draws the dropout between its layers. The decompositions of torch, which fake
+    tensors run, leave it out (2.14), so that no operator shows it.
+    """
+    if isinstance(called, nn.RNNBase):
+        return called.training and called.dropout > 0 and called.num_layers > 1
+    if getattr(called, "__name__", "") not in _RECURRENT:
+        return False
+    numbers = [value for value in args if isinstance(value, (bool, int, float))]  # biases, layers, dropout, train, ...
+    return len(numbers) > 3 and numbers[1] > 1 and numbers[2] > 0 and bool(numbers[3])
 
 
 @cache

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any
 
 import torch
 from torch import fx
 
+from pipecompile.tracing.emit.closures import tensor_cells
 from pipecompile.tracing.node_facts import facts, value_of
 
 __all__ = ["constant_nodes", "recorded_alike"]
@@ -66,5 +70,46 @@ def _equal(old: fx.Node, new: fx.Node, same: dict[fx.Node, fx.Node]) -> bool:
     """Return whether two nodes make the same call; `same` maps nodes of the second call to those of the first."""
     if (old.op, old.target) != (new.op, new.target):
         return False
-    arguments = fx.node.map_arg((new.args, new.kwargs), lambda source: same.get(source, source))
+    sources = zip(new.all_input_nodes, old.all_input_nodes, strict=False)
+    made = {one: other for one, other in sources if one is not other and _is_function_made_again(other, one)}
+    arguments = fx.node.map_arg((new.args, new.kwargs), lambda source: same.get(source, made.get(source, source)))
     return repr(arguments) == repr((old.args, old.kwargs))
+
+
+def _is_function_made_again(old: fx.Node, new: fx.Node) -> bool:
+    """Return whether two attributes of the graph are one function that each call makes: a lambda, or a method that it looks up."""
+    one, other = (value_of(node) if node.op == "get_attr" else None for node in (old, new))
+    return isinstance(one, (FunctionType, partial, *_METHODS)) and _alike(one, other)
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Return whether two values that functions hold are the same, but for tensors and sizes, which nodes of each call give functions."""
+    if isinstance(old, FunctionType) and isinstance(new, FunctionType):
+        held = zip(_held_by(old), _held_by(new), strict=False)
+        return old.__code__ is new.__code__ and all(
+            _is_of_call(one, other) or _alike(one, other) for one, other in held
+        )
+    if isinstance(old, partial) and isinstance(new, partial):  # no node gives it tensors
+        parts = [(one.func, *one.args, *one.keywords, *one.keywords.values()) for one in (old, new)]
+        is_plain = not any(tensor_cells(one) for one in parts[0])
+        return is_plain and len(parts[0]) == len(parts[1]) and all(map(_alike, *parts))
+    is_comparable = type(old) is type(new) and isinstance(old, (*_METHODS, int, float, str, bytes, type(None)))
+    return old is new or (is_comparable and bool(old == new))
+
+
+_METHODS, _OF_CALLS = (MethodType, BuiltinMethodType), (torch.Tensor, torch.SymInt, torch.SymFloat)
+
+
+def _is_of_call(old: Any, new: Any) -> bool:
+    return isinstance(old, _OF_CALLS) and isinstance(new, _OF_CALLS) and type(old) is type(new)
+
+
+def _held_by(function: FunctionType) -> list[Any]:
+    """Return what a function closes over, and its defaults; a variable that is not assigned yet is its cell."""
+    held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:
+            held.append(cell)
+    return held

@@ -43,6 +43,7 @@ from pipecompile.tracing.user_source import warn
 
 __all__ = [
     "function_restored",
+    "generators_near",
     "globals_restored",
     "places_near",
     "reads_objects",
@@ -86,6 +87,13 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
 def _with_modules(roots: Iterable[Any]) -> list[Any]:
     """Return the objects, and the modules inside those that are modules."""
     return [part for root in roots for part in (root.modules() if isinstance(root, nn.Module) else (root,))]
+
+
+def generators_near(function: Callable[..., Any] | None) -> list[Any]:
+    """Return the generators of random numbers that a function names or closes over, and those that the objects near it hold."""
+    roots, code = _reached(function)
+    held = held_values(places_of(*roots, most=_MOST, deep=True))
+    return generators_among([*code.objects, *_bound_to(function), *held])
 
 
 def _is_users(value: Any) -> bool:

@@ -101,3 +101,8 @@ def test_a_hook_changes_the_tensor_that_it_is_on() -> None:
     assert undeclared_writes(torch.Tensor.register_hook, (X, print), {})[0] is X
     assert undeclared_writes(torch.Tensor.requires_grad.__set__, (X, True), {})[0] is X
     assert undeclared_writes(torch.add, (X, X), {}) == []
+
+
+def test_an_operator_writes_what_its_schema_says_by_place_or_by_name() -> None:
+    operator = torch.ops.aten._fused_moving_avg_obs_fq_helper.default
+    assert list(map(id, undeclared_writes(operator, (X, X, X, MEAN), {"scale": VAR}))) == [id(MEAN), id(VAR)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
+from tests.support.eager import accumulate, assert_same
 
 
 def made(content: Any) -> Any:
@@ -112,3 +114,46 @@ def test_a_variable_that_is_assigned_anew_is_refused_at_the_line_of_the_hook() -
     assert "test_closures.py" in str(raised.value)
     closed = ClosedOver()
     closed.check()
+
+
+class LeavesActivation(nn.Module):
+    """Leaves an activation, as for Grad-CAM, and has a hook on it of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.second, self.kind = nn.Linear(4, 4), nn.Linear(4, 2), kind
+        self.gradients: list[torch.Tensor] = []
+
+    def forward(self, x):
+        self.activation = hidden = self.first(x).tanh()
+        scale, size = hidden.detach().abs().mean(1, keepdim=True), x.size(0)
+        kinds = {
+            "lambda": lambda gradient: self.gradients.append(gradient.detach()),
+            "size": lambda gradient: gradient * size,
+            "tensor": lambda gradient: gradient * scale,
+            "default": lambda gradient, scale=scale: gradient * scale,
+            "keyword": lambda gradient, *, scale=scale, size=size: gradient * scale * size,
+            "partial": partial(LeavesActivation.keep, self),
+            "method": self.keep,
+        }
+        hidden.register_hook(kinds[self.kind])
+        return self.second(hidden)
+
+    def keep(self, gradient):
+        self.gradients.append(gradient.detach())
+
+
+@pytest.mark.filterwarnings("ignore::pipecompile.RecordingWarning")
+@pytest.mark.parametrize("kind", ["lambda", "size", "tensor", "default", "keyword", "partial", "method"])
+def test_hooks_that_each_call_makes_are_those_of_the_loop(kind: str) -> None:
+    torch.manual_seed(0)
+    model = LeavesActivation(kind)
+    eager = copy.deepcopy(model)
+    pipe = pc.compile(model, 2, n_microbatches=3, loss_fn=nn.functional.mse_loss, cost="analytic", check=False)
+    x, target = torch.randn(7, 4), torch.randn(7, 2)
+    pipe.step(x, target=target)
+    accumulate(eager, x, 3, nn.functional.mse_loss, target)
+    assert_same(model, eager, 1e-6)
+    for mine, other in zip(model.gradients, eager.gradients, strict=True):
+        torch.testing.assert_close(mine, other)
+    torch.testing.assert_close(model.activation, eager.activation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from random import random as bound_before
@@ -17,6 +18,8 @@ import pipecompile as pc
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import FakeTensorMode
 from pipecompile.tracing.interception.randomness import RandomDrawCounter, draws_random, rng_function
+from pipecompile.tracing.node_facts import facts
+from tests.support.eager import assert_same
 
 
 def test_draws_are_counted() -> None:
@@ -267,3 +270,54 @@ def test_draws_from_a_generator_that_outlives_the_call_are_nodes() -> None:
     expected = [model(torch.ones(2, 4)) for _ in range(2)]
     TORCH_RNG.set_state(state)
     assert all(map(torch.equal, expected, [graph(torch.ones(2, 4)) for _ in range(2)]))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer as a module, or as the function that it calls."""
+
+    def __init__(self, kind: str, rate: float, *, is_module: bool) -> None:
+        super().__init__()
+        self.layer, self.kind, self.rate, self.is_module = (
+            getattr(nn, kind)(4, 4, 2, dropout=rate),
+            kind,
+            rate,
+            is_module,
+        )
+
+    def forward(self, x):
+        if self.is_module:
+            return self.layer(x)[0]
+        start = x.new_zeros(2, x.size(1), 4)
+        function = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}[self.kind]
+        state = (start, start) if self.kind == "LSTM" else start
+        weights = [self.layer.get_parameter(f"{name}_l{i}") for i in (0, 1) for name in NAMES]
+        return function(x, state, weights, True, 2, self.rate, self.training, False, False)[0]
+
+
+NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_dropout_between_recurrent_layers_is_a_draw(kind: str, *, is_module: bool) -> None:
+    def draws(rate: float, *, trains: bool = True) -> bool:
+        model = Recurrent(kind, rate, is_module=is_module).train(trains)
+        graph = pc.trace(model, torch.randn(3, 5, 4), batch_dims={"x": 1})
+        return any(facts(node).draws for node in graph.graph.nodes)
+
+    assert draws(0.4)
+    assert not draws(0.0)
+    assert not draws(0.4, trains=False)
+
+
+def test_dropout_between_recurrent_layers_is_recomputed_as_in_the_loop() -> None:
+    model, x, target = Recurrent("LSTM", 0.4, is_module=True), torch.randn(3, 6, 4), torch.randn(3, 6, 4)
+    eager = copy.deepcopy(model)
+    options = {"batch_dims": {"x": 1, "target": 1}, "n_microbatches": 3, "cost": "analytic"}
+    pipe = pc.compile(model, 1, loss_fn=F.mse_loss, checkpoint="always", **options)
+    torch.manual_seed(0)
+    pipe.step(x, target=target)
+    torch.manual_seed(0)
+    for a, b in zip(x.chunk(3, 1), target.chunk(3, 1), strict=True):
+        (F.mse_loss(eager(a), b) / 3).backward()
+    assert_same(model, eager, 1e-6)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 import pipecompile as pc
+from pipecompile.tracing.node_facts import NodeFacts, set_facts
 from pipecompile.tracing.state.call_comparison import constant_nodes, recorded_alike
 
 
@@ -46,3 +48,28 @@ def test_tables_of_the_first_call_may_be_used_and_converted_again_by_the_second(
 def test_other_calls_and_writes_in_place_are_another_call() -> None:
     assert not is_alike(lambda h, table: h + table)
     assert not is_alike(lambda h, table: h.add_(1.0) * table)
+
+
+def test_functions_that_each_call_makes_are_alike_and_tensors_are_not() -> None:
+    def made(held: Any) -> Any:
+        return lambda gradient: gradient * held
+
+    def alike(one: Any, other: Any) -> bool:
+        graph, nodes = fx.Graph(), []
+        for value in (one, other):
+            nodes.append(graph.get_attr(f"_constant_{len(nodes)}"))
+            set_facts(nodes[-1], NodeFacts(), value)
+        calls = [graph.call_function(len, (node,)) for node in nodes]
+        for call in calls:
+            set_facts(call, NodeFacts(), None)
+        return recorded_alike(calls[:1], calls[1:], set())
+
+    items: list[Any] = []
+    assert alike(made(1), made(1))
+    assert alike(items.append, items.append)
+    assert alike(made(torch.ones(1)), made(torch.zeros(1))), "a node gives each its tensor"
+    assert alike(partial(made(1), 2), partial(made(1), 2))
+    assert not alike(made(1), made(2))
+    assert not alike([].append, items.append)
+    assert not alike(partial(made(1), torch.ones(1)), partial(made(1), torch.zeros(1)))
+    assert not alike(torch.ones(1), torch.zeros(1))

@@ -1,0 +1,70 @@
+"""Random draws of backwards: of hooks on gradients, of backwards of `torch.autograd.Function`, and of regions that draw anew.
+
+No graph shows them. So the backward of the first micro-batch is watched once in each stage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pipecompile.ir import Action
+from pipecompile.runtime.interpreter import CodeBuilder
+from pipecompile.runtime.registers import CellRegisters, Frame, Run
+from pipecompile.tracing.interception.randomness import RandomDrawCounter
+from pipecompile.tracing.recompute_flag import is_recomputing_region
+from pipecompile.tracing.state.random_states import RandomStates, python_sources
+
+__all__ = ["BackwardDraws", "WatchingBuilder"]
+
+
+class BackwardDraws:
+    """The stages whose backward was seen to draw random numbers."""
+
+    def __init__(self) -> None:
+        self.stages: set[int] = set()
+
+    def watched(self, run: Run, stage: int) -> Run:
+        """Return the function of a backward of a stage, whose first run is watched."""
+        is_watched = False
+
+        def function(frame: Frame) -> None:
+            nonlocal is_watched
+            if is_watched:
+                run(frame)
+                return
+            is_watched = True
+            self._watched_run(run, frame, stage)
+
+        return function
+
+    def _watched_run(self, run: Run, frame: Frame, stage: int) -> None:
+        before, counter = RandomStates(python_sources()), _NewDraws()
+        with counter:
+            run(frame)
+        if counter.count or before.changed():
+            self.stages.add(stage)
+
+
+class WatchingBuilder(CodeBuilder):
+    """Makes functions that note in `draws` which backwards draw. On GPUs, which have a generator each, none is watched."""
+
+    def __init__(self, draws: BackwardDraws, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.draws = draws
+
+    def backward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
+        """Return the function of a B, I or W."""
+        run = super().backward(action, registers, device)
+        is_watched = action.microbatch == 0 and device.type == "cpu"
+        return self.draws.watched(run, action.stage) if is_watched else run
+
+
+class _NewDraws(RandomDrawCounter):  # type: ignore[no-untyped-call]
+    """Counts draws but those of a region that is recomputed: it draws what its forward drew, but for generators of its own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_recomputing_region() and (kwargs or {}).get("generator") is None:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)

@@ -1,0 +1,45 @@
+"""The order in which the stages of a program draw random numbers, compared with that of the plain loop.
+
+loop         0F0 1F0 1B0 0B0 0F1 1F1       micro-batch by micro-batch, the backward after the forward
+schedule     0F0 1F0 0F1 1B0 1F1 0B0       the same, where forwards alone draw and each stage has a device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipecompile.ir import UNTRAINED, Action, Kind
+
+__all__ = ["Draws"]
+
+_A_DEVICE_EACH = "a device for each stage, as devices=['cpu'] * n_stages, with schedule='1f1b'"
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The stages whose forward, loss included, and whose backward draw random numbers."""
+
+    forward: tuple[int, ...] = ()
+    backward: tuple[int, ...] = ()
+
+    def is_that_of_the_loop(self, actions: Iterable[Action]) -> bool:
+        """Return whether these actions, in the order in which they run, draw in the order of the plain loop."""
+        order = []
+        for one in actions:
+            if one.kind is Kind.FORWARD and one.stage in self.forward:
+                order.append((one.microbatch, 0, one.stage))
+            elif one.kind not in UNTRAINED and one.kind is not Kind.RECOMPUTE and one.stage in self.backward:
+                order.append((one.microbatch, 1, -one.stage))
+        return order == sorted(order)
+
+    def warning(self, *, threaded: bool) -> str:
+        """Return the text of a warning that these draw in another order than the plain loop."""
+        stages = ", ".join(map(str, sorted({*self.forward, *self.backward})))
+        where = f"the backward of stages {stages}" if self.backward else f"stages {stages}"
+        why = "threads of their own" if threaded else "the order of the schedule"
+        cure = "n_microbatches=1" if self.backward else "dispatch='inline'" if threaded else _A_DEVICE_EACH
+        return (
+            f"random numbers are drawn in {where}, which run in {why}: a step draws others than the"
+            f" plain loop over its micro-batches. Try {cure}, if the same numbers matter"
+        )

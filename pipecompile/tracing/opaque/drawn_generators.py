@@ -1,0 +1,46 @@
+"""Generator objects that nodes of a graph draw from: torch's default generators are none of them.
+
+rand(4, generator=G)        G, an attribute of the graph
+a piece kept whole          what its modules hold, and what their functions name or close over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import fx
+
+from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.random_states import generators_among
+from pipecompile.tracing.state.snapshot import held_values, places_of
+
+__all__ = ["drawing_pieces", "drawn_generators"]
+
+
+def drawn_generators(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> list[Any]:
+    """Return the generator objects that these nodes of a graph may draw from, those of the inputs aside."""
+    drawing = [node for node in nodes if facts(node).draws]
+    held = [
+        value
+        for piece in drawing_pieces(module, drawing)
+        for owner in piece.owner
+        for value in (*held_values(places_of(owner)), *reachable(owner).objects)
+    ]
+    return generators_among([*_named(module, drawing), *held])
+
+
+def drawing_pieces(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> list[OpaqueModule]:
+    """Return the pieces kept whole among these nodes that draw: what Python of the user's draws in them, no node shows."""
+    drawing = [node for node in nodes if node.op == "call_module" and facts(node).draws]
+    called = [module.get_submodule(str(node.target)) for node in drawing]
+    return [one for one in called if isinstance(one, OpaqueModule) and one.owner]
+
+
+def _named(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> Iterator[Any]:
+    """Yield the attributes of the graph that are arguments of these nodes."""
+    for source in {source: None for node in nodes for source in node.all_input_nodes if source.op == "get_attr"}:
+        *parents, name = str(source.target).split(".")
+        yield getattr(module.get_submodule(".".join(parents)), name)
