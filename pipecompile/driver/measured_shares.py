@@ -56,7 +56,7 @@ class MeasuredShares:
     """The shares of one loss function, measured in every step on the targets of the step.
 
     `warn` is called once if a later step shows a loss that micro-batches change. `values` gives the context in which the loss can read
-    the parameters that it uses.
+    the parameters that it uses. `changes_state`: a call has changed state of the loss, or drawn.
     """
 
     loss_fn: Callable[..., Any]
@@ -66,6 +66,7 @@ class MeasuredShares:
     warn: Callable[[], None]
     values: Callable[[], AbstractContextManager[None]] = nullcontext
     inputs: tuple[str, ...] = ()
+    changes_state: bool = False
 
     def __post_init__(self) -> None:
         self.inputs = tuple(dict.fromkeys(name for known in self.outputs.known.values() for name in known.inputs))
@@ -156,13 +157,15 @@ class MeasuredShares:
 
     def _results(self, calls: Sequence[Callable[[], _Result]]) -> list[_Result]:
         """Make calls of the loss of which each begins in the same state: one after the other if none changes it, else it is put back."""
-        with loss_undone(self.loss_fn, self.device) as changed:
-            results = [call() for call in calls]
-        if changed:
-            results = []
-            for call in calls:
-                with loss_undone(self.loss_fn, self.device):
-                    results.append(call())
+        if not self.changes_state:
+            with loss_undone(self.loss_fn, self.device) as changed:
+                results = [call() for call in calls]
+            if not changed:
+                return results
+        self.changes_state, results = True, []
+        for call in calls:
+            with loss_undone(self.loss_fn, self.device):
+                results.append(call())
         return results
 
     def _gradients(self, tensors: Tensors, samples: int, given: Mapping[str, Any]) -> _Result:

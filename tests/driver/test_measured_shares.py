@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.driver import measured_shares
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.loss_outputs import LossOutputs
@@ -112,3 +113,18 @@ def test_each_call_of_a_loss_with_a_counter_begins_in_the_same_state() -> None:
     assert one.is_defined(*call)
     assert one.shares(*call)[0] == pytest.approx([0.5, 0.25, 0.25], rel=1e-5)
     assert loss_fn.calls == 0
+
+
+@pytest.mark.parametrize(("loss_fn", "searches"), [(F.cross_entropy, 1), (Counted(), 4)], ids=["pure", "counted"])
+def test_state_is_looked_for_once_where_no_call_changes_any(
+    loss_fn: Callable[..., Any], searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, one, found = targets(LABELS), measured(loss_fn), list[object]()
+    one.shares(*call)
+    undone = measured_shares.loss_undone
+    monkeypatch.setattr(measured_shares, "loss_undone", lambda *args: found.append(args) or undone(*args))
+    assert one.shares(*call)[0] == pytest.approx(measured(loss_fn).shares(*call)[0])
+    assert len(found[:searches]) == searches
+    found.clear()
+    one.shares(*call)
+    assert len(found) == searches

@@ -44,18 +44,22 @@ def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[list[torc
             with guard:
                 yield changed
         finally:
-            for tensor, before in memory:
-                if not is_same_memory(tensor, before):
-                    tensor.data = before
-                    changed.append(tensor)
+            moved = [(tensor, before) for tensor, before in memory if not is_same_memory(tensor, before)]
+            for tensor, before in moved:
+                tensor.data = before
             for tensor, copy in (*copies, *guard.copies.values()):
                 tensor.data.copy_(copy)
-            for parameter, gradient, required in gradients:
-                if parameter.grad is not gradient or parameter.requires_grad != required:
-                    parameter.requires_grad_(required)
-                    parameter.grad = gradient
-                    changed.append(parameter)
-            changed += [tensor for tensor, _ in guard.copies.values()]
+            changed += [tensor for tensor, _ in (*moved, *guard.copies.values())]
+            changed += [one[0] for one in gradients if _put_back(*one)]
+
+
+def _put_back(parameter: nn.Parameter, gradient: torch.Tensor | None, required: bool) -> bool:
+    """Give a parameter its gradient and its flag back, and return whether it had others."""
+    if parameter.grad is gradient and parameter.requires_grad == required:
+        return False
+    parameter.requires_grad_(required)
+    parameter.grad = gradient
+    return True
 
 
 def is_same_memory(tensor: torch.Tensor, before: torch.Tensor) -> bool:
