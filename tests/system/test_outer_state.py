@@ -159,17 +159,22 @@ def trained(model: nn.Module, loss: Any, options: dict[str, Any] | None) -> list
         return [float(pipe.step(x, target=target)) for _ in range(3)]
 
 
+RECOMPUTED = {"schedule": "gpipe", "checkpoint": "always"}
+
+
 @pytest.mark.parametrize("branches", [False, True], ids=["recorded", "measured"])
-@pytest.mark.parametrize("dispatch", ["inline", "threads"])
-def test_a_loss_changes_state_once_a_call(dispatch: str, branches: bool) -> None:
-    kinds = [kind for kind in KINDS if dispatch == "inline" or kind is not of_thread]
+@pytest.mark.parametrize("options", [{"dispatch": "inline"}, {"dispatch": "threads"}, RECOMPUTED], ids=str)
+def test_a_loss_changes_state_once_a_call(options: dict[str, Any], branches: bool) -> None:
+    left_out = {"threads": [of_thread], "inline": []}.get(options.get("dispatch", ""), [of_iterators])
+    kinds = [kind for kind in KINDS if kind not in left_out]
     wanted, loss = Loss(kinds, branches=branches), Loss(kinds, branches=branches)
     expected = trained(layers(), wanted, None)
-    assert trained(layers(), loss, {"dispatch": dispatch}) == pytest.approx(expected, rel=1e-5)
+    assert trained(layers(), loss, options) == pytest.approx(expected, rel=1e-5)
     assert loss.seen == wanted.seen
 
 
-def test_hooks_of_layers_change_state_once_a_call() -> None:
+@pytest.mark.parametrize("options", [{}, RECOMPUTED], ids=str)
+def test_hooks_of_layers_change_state_once_a_call(options: dict[str, Any]) -> None:
     kinds = [kind for kind in KINDS if kind not in (of_generators, of_iterators)]
     seen: list[list[float]] = []
 
@@ -180,7 +185,7 @@ def test_hooks_of_layers_change_state_once_a_call() -> None:
     expected = trained(layers(hook), F.cross_entropy, None)
     wanted = [*seen]
     seen.clear()
-    assert trained(layers(hook), F.cross_entropy, {}) == pytest.approx(expected, rel=1e-5)
+    assert trained(layers(hook), F.cross_entropy, options) == pytest.approx(expected, rel=1e-5)
     assert seen == wanted
 
 

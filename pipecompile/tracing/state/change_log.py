@@ -20,8 +20,9 @@ import torch
 
 from pipecompile.torch_private.hidden_values import is_hidden
 from pipecompile.tracing.recompute_flag import questions
-from pipecompile.tracing.state.function_state import places_near, roots_near, tensors_held
+from pipecompile.tracing.state.function_state import names_near, places_near, roots_near, tensors_held
 from pipecompile.tracing.state.hidden_containers import identity
+from pipecompile.tracing.state.outer_bindings import OuterBinding, OuterBindings, OuterNames
 from pipecompile.tracing.state.snapshot import content_of, has_content, set_content
 from pipecompile.tracing.state.tensor_contents import CopyBeforeWrite, is_same_memory
 
@@ -37,11 +38,13 @@ class Change:
     containers   containers, with their contents before
     copies       tensors that were written in place, with copies from before
     memory       tensors that were given other memory (`t.data = other`), with aliases of the memory before
+    bindings     names outside of the holders, as they were bound before
     """
 
     containers: list[tuple[Any, list[Any]]] = field(default_factory=list)
     copies: Tensors = field(default_factory=list)
     memory: Tensors = field(default_factory=list)
+    bindings: list[OuterBinding] = field(default_factory=list)
     next: Change | None = None
 
 
@@ -55,6 +58,10 @@ class StateHolders:
     @cached_property
     def _all(self) -> list[tuple[Any, list[Any]]]:
         return [(holder, roots_near(holder)) for holder in self._holders]
+
+    @cached_property
+    def _names(self) -> list[tuple[Any, OuterNames]]:
+        return [(holder, names_near(holder)) for holder in self._holders]
 
     @property
     def _roots(self) -> list[tuple[Any, list[Any]]]:
@@ -78,6 +85,15 @@ class StateHolders:
         places = [place for holder, roots in self._roots for place in places_near(holder, roots)]
         containers = {identity(place.container): place.container for place in places}
         return [(container, content_of(container)) for container in containers.values()]
+
+    def bindings(self) -> list[tuple[Any, OuterBindings]]:
+        """Return the present bindings of the names outside that the holders bind."""
+        return [(holder, OuterBindings(names)) for holder, names in self._names]
+
+    def rebound(self, before: list[tuple[Any, OuterBindings]]) -> list[OuterBinding]:
+        """Return the bindings that have changed, each once, but for those of holders that were left out."""
+        present = (bindings for holder, bindings in before if id(holder) not in self._asking)
+        return list({(id(one.holder), one.name): one for bindings in present for one in bindings.changed()}.values())
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors near the holders, each once, but for those of other ranks, which nothing can write here."""
@@ -141,6 +157,7 @@ class ChangeLog:
         """Add what a forward changes inside the block. Yield the change, which the recomputation of the forward passes to `undone`."""
         with self._lock:
             change, before, outer = self._end, holders.contents(), _active.writes
+            bindings = holders.bindings()
             _active.writes = writes = _Writes(holders)
             try:
                 yield change
@@ -149,6 +166,7 @@ class ChangeLog:
                 changed = [(one, content) for one, content in before if not has_content(one, content)]
                 change.containers = holders.own(changed, (one for one, _ in holders.contents())) if changed else []
                 change.copies, change.memory = writes.copies(), writes.moved()
+                change.bindings = holders.rebound(bindings)
                 change.next = self._end = Change()
 
     @contextmanager
@@ -166,6 +184,7 @@ class ChangeLog:
                 _memory_exchanged(first.memory),
                 _values_exchanged(first.copies),
                 _contents_exchanged(first.containers),
+                _bindings_exchanged(first.bindings),
             ):
                 yield [tensor for tensor, _ in (*first.copies, *first.memory)]
 
@@ -177,6 +196,8 @@ def _add_missing(first: Change, later: Change) -> None:
     first.containers += [(one, content) for one, content in later.containers if identity(one) not in containers]
     first.copies += [(one, copy) for one, copy in later.copies if id(one) not in copied | moved]
     first.memory += [(one, alias) for one, alias in later.memory if id(one) not in moved]
+    bound = {(id(one.holder), one.name) for one in first.bindings}
+    first.bindings += [one for one in later.bindings if (id(one.holder), one.name) not in bound]
 
 
 @contextmanager
@@ -192,6 +213,22 @@ def _contents_exchanged(then: list[tuple[Any, list[Any]]]) -> Iterator[None]:
 def _fill(contents: list[tuple[Any, list[Any]]]) -> None:
     for container, content in contents:
         set_content(container, content)
+
+
+@contextmanager
+def _bindings_exchanged(then: list[OuterBinding]) -> Iterator[None]:
+    now = [OuterBinding.of(one.holder, one.name) for one in then]
+    _bind(then)
+    try:
+        yield
+    finally:
+        _bind(now)
+
+
+def _bind(bindings: list[OuterBinding]) -> None:
+    for binding in bindings:
+        if binding.is_changed():
+            binding.restore()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ loss_fn = criterion.forward                 a bound method
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -22,10 +22,9 @@ from pipecompile.tracing.container_items import size_of, values_in
 from pipecompile.tracing.leaf_modules import is_leaf
 from pipecompile.tracing.loaded_names import bound_attributes, bound_globals, names_in
 from pipecompile.tracing.reachable_code import ReachableCode, reachable
-from pipecompile.tracing.state.context_variables import context_variables_restored
 from pipecompile.tracing.state.hidden_containers import identity
 from pipecompile.tracing.state.leftover_state import hooks_of
-from pipecompile.tracing.state.outer_bindings import OuterBinding, OuterBindings
+from pipecompile.tracing.state.outer_bindings import OuterBinding, OuterBindings, OuterNames
 from pipecompile.tracing.state.random_states import generator_sources, generators_among, random_states_restored
 from pipecompile.tracing.state.replayed_iterators import iterators_replayed
 from pipecompile.tracing.state.shared_objects import is_shared
@@ -45,6 +44,7 @@ __all__ = [
     "function_restored",
     "generators_near",
     "globals_restored",
+    "names_near",
     "places_near",
     "reads_objects",
     "roots_near",
@@ -68,10 +68,9 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
         advanced = stack.enter_context(iterators_replayed(places, scopes))
         spaces = [(space, name, space[name]) for space, names in scopes for name in names & space.keys()]
         values = (*roots, *code.objects, *held_values(places), *(value for _, _, value in spaces))
-        bindings = OuterBindings(code, _with_modules(roots))
+        bindings = OuterBindings(_names(roots, code))
         containers = stack.enter_context(contents_restored(places))
         states = stack.enter_context(random_states_restored(generator_sources(generators_among(values))))
-        variables = stack.enter_context(context_variables_restored(values))
         written = stack.enter_context(tensors_restored(*roots, most=_MOST)) if tensors else []
         try:
             yield changed
@@ -81,12 +80,21 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
                     binding.restore()
                     changed.append(binding.name)
             changed += states.changed()
-    changed += [*containers, *written, *variables, *advanced]
+    changed += [*containers, *written, *advanced]
 
 
-def _with_modules(roots: Iterable[Any]) -> list[Any]:
-    """Return the objects, and the modules inside those that are modules."""
-    return [part for root in roots for part in (root.modules() if isinstance(root, nn.Module) else (root,))]
+def names_near(holder: Any) -> OuterNames:
+    """Return the names outside of a module or a function that its code binds."""
+    return (
+        OuterNames(reachable(holder), holder.modules()) if isinstance(holder, nn.Module) else _names(*_reached(holder))
+    )
+
+
+def _names(roots: Sequence[Any], code: ReachableCode) -> OuterNames:
+    """Return the names that code binds outside of objects, and of the modules inside those that are modules."""
+    return OuterNames(
+        code, [part for one in roots for part in (one.modules() if isinstance(one, nn.Module) else (one,))]
+    )
 
 
 def generators_near(function: Callable[..., Any] | None) -> list[Any]:
@@ -135,11 +143,10 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list
         yield names
         return
     alone = [one for one in code.objects if isinstance(one, torch.Tensor)]
-    places, bindings = places_of(*roots, most=_MOST, deep=True), OuterBindings(code, model.modules())
+    places, bindings = places_of(*roots, most=_MOST, deep=True), OuterBindings(names_near(model))
     own, bound_by_hooks = _changed_by_leaves(model)
     with ExitStack() as stack:
         containers = stack.enter_context(contents_restored(places))
-        variables = stack.enter_context(context_variables_restored((*code.objects, *held_values(places))))
         if tensors:
             stack.enter_context(tensors_restored(*roots, alone, most=_MOST))
         try:
@@ -148,9 +155,9 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list
             for binding in bindings.changed():
                 binding.restore()
                 names.append(binding.name)
-    names[:] = [name for name in (*names, *(one.name for one in variables)) if name not in bound_by_hooks]
+    names[:] = [name for name in names if name not in bound_by_hooks]
     changed = [one for one in containers if identity(one) not in own]
-    names[:] = [*sorted({*names}), *([_names(changed, code.functions)] if changed else [])]
+    names[:] = [*sorted({*names}), *([_globals_of(changed, code.functions)] if changed else [])]
 
 
 def _changed_by_leaves(model: nn.Module) -> tuple[set[int], set[str]]:
@@ -195,7 +202,7 @@ def tensors_held(holder: Any, roots: Sequence[Any]) -> list[torch.Tensor]:
     return [*(tensors_of(holder) if isinstance(holder, nn.Module) else ()), *tensors_of(*roots, most=_MOST)]
 
 
-def _names(changed: Sequence[Any], functions: Sequence[FunctionType]) -> str:
+def _globals_of(changed: Sequence[Any], functions: Sequence[FunctionType]) -> str:
     """Return the names of the globals that have changed, as far as they have names."""
     spaces = [(one.__globals__, name) for one in functions for name in names_in(one.__code__)]
     ids = {identity(one) for one in changed}

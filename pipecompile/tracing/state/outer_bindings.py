@@ -5,13 +5,17 @@
     type(self).last = h            an attribute of a class
     settings.last = h              an attribute of a module
     forward.last = h               an attribute of a function
+    LAST.set(h)                    a context variable, with its context as what binds it
 
 Only names that some function of the user's binds are looked at. What an object has is restored by `function_state`.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -19,7 +23,10 @@ from typing import Any
 from pipecompile.tracing.loaded_names import bound_attributes, bound_globals, names_in
 from pipecompile.tracing.reachable_code import ReachableCode, is_foreign
 
-__all__ = ["OuterBinding", "OuterBindings"]
+__all__ = ["OuterBinding", "OuterBindings", "OuterNames"]
+
+
+Holder = dict[str, Any] | type | CellType | ContextVar[Any]
 
 
 class _Unbound:
@@ -28,16 +35,16 @@ class _Unbound:
 
 @dataclass(frozen=True, slots=True)
 class OuterBinding:
-    """The value that a name was bound to. `holder` is the globals or the module, the class, the attributes of a function, or the cell of
-    a variable.
+    """The value that a name was bound to. `holder` is the globals or the module, the class, the attributes of a function, the cell of a
+    variable, or a context variable.
     """
 
-    holder: dict[str, Any] | type | CellType
+    holder: Holder
     name: str
     value: Any
 
     @classmethod
-    def of(cls, holder: dict[str, Any] | type | CellType, name: str) -> OuterBinding:
+    def of(cls, holder: Holder, name: str) -> OuterBinding:
         """Return the present binding."""
         return cls(holder, name, _value(holder, name))
 
@@ -48,7 +55,9 @@ class OuterBinding:
     def restore(self) -> None:
         """Bind the name as before."""
         is_absent = self.value is _Unbound
-        if isinstance(self.holder, CellType):
+        if isinstance(self.holder, ContextVar):
+            _set(self.holder, self.value)
+        elif isinstance(self.holder, CellType):
             if is_absent:
                 del self.holder.cell_contents
             else:
@@ -61,7 +70,9 @@ class OuterBinding:
             self.holder[self.name] = self.value
 
 
-def _value(holder: dict[str, Any] | type | CellType, name: str) -> Any:
+def _value(holder: Holder, name: str) -> Any:
+    if isinstance(holder, ContextVar):
+        return holder.get(_Unbound)
     if isinstance(holder, CellType):
         try:
             return holder.cell_contents
@@ -70,44 +81,66 @@ def _value(holder: dict[str, Any] | type | CellType, name: str) -> Any:
     return _space(holder).get(name, _Unbound)
 
 
+def _set(variable: ContextVar[Any], value: Any) -> None:
+    """Set a context variable; one that was not set to its default, if it has one."""
+    if value is not _Unbound:
+        variable.set(value)
+        return
+    with suppress(LookupError):
+        variable.set(Context().run(variable.get))
+
+
 def _space(holder: Mapping[str, Any] | type) -> Mapping[str, Any]:
     return vars(holder) if isinstance(holder, type) else holder
 
 
-class OuterBindings:
-    """The present bindings of the names that the user's functions bind outside of a model or other objects, of whose classes they are."""
+class OuterNames:
+    """The names that the user's functions bind outside of a model or other objects, of whose classes `objects` are."""
 
     def __init__(self, code: ReachableCode, objects: Iterable[Any]) -> None:
-        self._attributes = frozenset[str]().union(*(bound_attributes(one.__code__) for one in code.functions))
-        found = _of_functions(code.functions, self._attributes)
-        self._bindings = {(id(binding.holder), binding.name): binding for binding in found}
-        holders: tuple[dict[str, Any] | type, ...] = ()
-        if self._attributes:
-            holders = (*_classes(objects, code), *(vars(one) for one in code.functions))
+        attributes = frozenset[str]().union(*(bound_attributes(one.__code__) for one in code.functions))
+        variables = [(one, one.name) for one in code.objects if isinstance(one, ContextVar)]
+        pairs = (*_of_functions(code.functions, attributes), *variables)
+        self.names = list({(id(holder), name): (holder, name) for holder, name in pairs}.values())
+        self.attributes = attributes
+        self.holders: list[dict[str, Any] | type] = [*_classes(objects, code)] if attributes else []
+        self.functions = code.functions if attributes else []
+
+
+class OuterBindings:
+    """The present bindings of names."""
+
+    def __init__(self, names: OuterNames) -> None:
+        self._attributes = names.attributes
+        self._bindings = [OuterBinding.of(holder, name) for holder, name in names.names]
+        holders = [*names.holders, *(vars(one) for one in names.functions)]
         self._holders = [(holder, dict(_space(holder))) for holder in holders]
 
     def changed(self) -> list[OuterBinding]:
         """Return the bindings that are no longer what they were."""
+        others = [(holder, before) for holder, before in self._holders if not _is_same(_space(holder), before)]
         attributes = (
             OuterBinding(holder, name, before.get(name, _Unbound))
-            for holder, before in self._holders
+            for holder, before in others
             for name in sorted(self._attributes & {*before, *_space(holder)})
         )
-        return [binding for binding in (*self._bindings.values(), *attributes) if binding.is_changed()]
+        return [binding for binding in (*self._bindings, *attributes) if binding.is_changed()]
 
 
-def _of_functions(functions: Sequence[FunctionType], attributes: frozenset[str]) -> Iterator[OuterBinding]:
-    """Yield the bindings of globals, of variables around functions, and of modules that functions name."""
+def _is_same(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
+
+
+def _of_functions(functions: Sequence[FunctionType], attributes: frozenset[str]) -> Iterator[tuple[Holder, str]]:
+    """Yield the globals, the variables around functions, and the attributes of modules that functions bind."""
     for function in functions:
         scope, code = function.__globals__, function.__code__
-        yield from (OuterBinding.of(scope, name) for name in sorted(bound_globals(code)))
-        yield from map(OuterBinding.of, function.__closure__ or (), code.co_freevars)
+        yield from ((scope, name) for name in sorted(bound_globals(code)))
+        yield from zip(function.__closure__ or (), code.co_freevars, strict=True)
         if bound_attributes(code):
             named = (scope[name] for name in sorted(names_in(code) & scope.keys()))
             modules = [one for one in named if isinstance(one, ModuleType) and not is_foreign(one)]
-            yield from (
-                OuterBinding.of(vars(one), name) for one in modules for name in sorted(attributes & names_in(code))
-            )
+            yield from ((vars(one), name) for one in modules for name in sorted(attributes & names_in(code)))
 
 
 def _classes(objects: Iterable[Any], code: ReachableCode) -> list[type]:

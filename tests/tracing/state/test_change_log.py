@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections import deque
 from contextlib import nullcontext
+from contextvars import ContextVar
 
 import pytest
 import torch
@@ -111,3 +112,31 @@ def test_a_holder_that_asks_whether_it_is_recomputed_takes_care_of_its_state():
     with log.undone(change):
         assert (aware.calls, aware.average.tolist()) == (1, [1, 1])
         assert (other.calls, other.average.tolist()) == (0, [0, 0])
+
+
+TALLY: ContextVar[int] = ContextVar("TALLY", default=0)
+
+
+class Tallied(nn.Module):
+    """Binds names outside of itself."""
+
+    total = 0
+
+    def forward(self) -> int:
+        type(self).total += 1
+        TALLY.set(TALLY.get() + 1)
+        return self.total + TALLY.get()
+
+
+def test_names_outside_are_bound_as_at_the_begin_of_the_forward() -> None:
+    model, log = Tallied(), ChangeLog()
+    holders, changes = StateHolders((model,)), []
+    for step in range(3):
+        with log.noted(holders) as change:
+            assert model() == 2 * (step + 1)
+        changes.append(change)
+    with log.undone(changes[1]):
+        assert model() == 4
+    assert (Tallied.total, TALLY.get()) == (3, 3)
+    with log.undone(changes[0]):
+        assert (Tallied.total, TALLY.get()) == (0, 0)

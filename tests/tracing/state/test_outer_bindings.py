@@ -13,7 +13,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.tracing.reachable_code import reachable
-from pipecompile.tracing.state.outer_bindings import OuterBindings
+from pipecompile.tracing.state.outer_bindings import OuterBindings, OuterNames
 
 LAST: Any = None
 THIS = sys.modules[__name__]
@@ -125,7 +125,7 @@ def test_a_pipeline_leaves_the_name_as_it_is_and_says_so(name: str) -> None:
 
 def test_only_names_that_code_binds_are_looked_at() -> None:
     global LAST  # noqa: PLW0603
-    bindings = OuterBindings(reachable(model := OfGlobal()), model.modules())
+    bindings = OuterBindings(OuterNames(reachable(model := OfGlobal()), model.modules()))
     Registry.latest = MEMORY.value = 1
     assert bindings.changed() == []
     LAST = 1
