@@ -15,6 +15,7 @@ from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.options import Options
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.state.function_state import function_restored
+from pipecompile.tracing.state.muted_output import output_muted
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import muted
 
@@ -32,7 +33,7 @@ def record_loss(options: Options, outputs: LossOutputs, target: Any, samples: in
     call = _LossCall(options, outputs, samples)
     try:
         inputs = _inputs(call, target, options, samples)
-        with function_restored(options.loss_fn, tensors=False), muted():
+        with function_restored(options.loss_fn, tensors=False), muted(), output_muted():
             return record(call, inputs, torch.device("cpu"))
     except (PipecompileError, TypeError, ValueError, RuntimeError):
         return None

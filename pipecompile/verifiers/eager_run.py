@@ -24,6 +24,7 @@ from pipecompile.torch_private.modules import parametrizations_uncached
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.function_state import function_restored, globals_restored
+from pipecompile.tracing.state.muted_output import output_muted
 from pipecompile.tracing.state.random_states import (
     RandomStates,
     generator_sources,
@@ -82,13 +83,14 @@ class Observation:
 def undone(call: CheckedCall) -> Iterator[None]:
     """Restore the model, the loss and the generators of random numbers when the block ends.
 
-    Hooks that get the gradients of parameters do not run inside the block.
+    Hooks that get the gradients of parameters do not run inside the block, and what it prints is dropped.
     """
     loss_modules = [call.loss_fn] if isinstance(call.loss_fn, nn.Module) else []
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(parametrizations_uncached())
         stack.enter_context(unhooked())
+        stack.enter_context(output_muted())
         for module in (call.model, *loss_modules):
             stack.enter_context(model_restored(module))
         stack.enter_context(tensors_restored(call.model))

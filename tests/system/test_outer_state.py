@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import logging
 import random
 import threading
 import types
@@ -209,3 +210,21 @@ def test_a_forward_that_changes_it_is_warned_of_and_leaves_it(kind: Callable[[],
     before = kind()
     begin()
     assert kind() == before
+
+
+@pytest.mark.parametrize("options", [{"dispatch": "inline"}, {"dispatch": "threads"}], ids=str)
+def test_what_a_loss_and_hooks_print_is_printed_once_a_call(
+    options: dict[str, Any], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def loss(made: Tensor, target: Tensor) -> Tensor:
+        lost = F.cross_entropy(made, target)
+        print(f"{lost.item():.4f}")
+        logging.getLogger("training").warning("%.4f", lost.item())
+        return lost
+
+    trained(layers(), loss, None)
+    wanted, logged = capsys.readouterr().out, [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    trained(layers(), loss, options)
+    assert capsys.readouterr().out == wanted
+    assert [record.getMessage() for record in caplog.records if record.name == "training"] == logged

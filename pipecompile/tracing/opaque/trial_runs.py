@@ -31,6 +31,7 @@ from pipecompile.tracing.opaque.saved_bytes import SavedBytes, memory_key
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.reachable_code import closure_tensors, reachable
 from pipecompile.tracing.state.function_state import globals_restored
+from pipecompile.tracing.state.muted_output import output_muted
 from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
 from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
@@ -137,6 +138,7 @@ def _contexts(
         model_restored(model),
         tensors_restored(model),
         globals_restored(model),
+        output_muted(),
         piece_calls_intercepted(model, calls, handle),
         function_calls_intercepted(model, calls, handle),
         kernels,

@@ -20,6 +20,7 @@ from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.state.function_state import globals_restored
 from pipecompile.tracing.state.leftover_state import effects_muted
+from pipecompile.tracing.state.muted_output import output_muted
 from pipecompile.tracing.state.snapshot import contents_restored, held_values, places_of
 
 __all__ = ["attributes_undo", "preserved", "state_tensors", "untouched"]
@@ -40,7 +41,7 @@ def state_tensors(model: nn.Module) -> tuple[Tensor, ...]:
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Restore the model's structure, what its code and that of modules which it holds apart changes outside of them, `.grad`, RNG states,
-    grad mode and autocast when the block ends, error or not.
+    grad mode and autocast when the block ends, error or not; what it prints is dropped.
 
     Inside the block, inference mode is off, because autograd refuses inference tensors; grad mode is the caller's.
     """
@@ -48,6 +49,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     apart = [one for one in held_values(places) if isinstance(one, nn.Module) and id(one) not in inside]
     with ExitStack() as stack:
         stack.enter_context(effects_muted())
+        stack.enter_context(output_muted())
         for module in (model, *{id(one): one for one in apart}.values()):
             stack.enter_context(globals_restored(module, tensors=False))
         stack.enter_context(contents_restored(places))
