@@ -63,7 +63,7 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
     listing = list_down_sets(graph.branches, state.machine, state.target, deadline)
     if listing is None:
         return
-    before, bound = state.tolerance, state.lower_bound
+    before, bound, open_bound = state.tolerance, state.lower_bound, -inf
     for reach in REACHES:
         limit = min(bound * (1 + reach), state.target) if bound else state.target
         if limit < state.lower_bound:
@@ -72,10 +72,10 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
         if search is None:
             break
         state.tolerance = tolerance
-        search.run(deadline)
+        open_bound = search.run(deadline, open_bound)
         state.tolerance = before
         if not state.has_gap or state.bottleneck <= limit or limit >= state.target:
-            search.run(early_deadline)
+            search.run(early_deadline, open_bound)
             break
 
 
@@ -107,13 +107,17 @@ class _TargetBisection:
         """The highest target."""
         return min(self.limit, self.state.target)
 
-    def run(self, deadline: float) -> None:
-        """Run the rounds, to the tolerance of the state or the deadline."""
+    def run(self, deadline: float, open_bound: float) -> float:
+        """Run the rounds, to the tolerance of the state or the deadline. Return the bound, which labels that shed cannot raise: with it as
+        `open_bound` they do not run again.
+        """
         self.deadline = deadline
         self._refute()
-        self._settle(self.shedding, is_bound=True)
+        if self.state.lower_bound > open_bound:
+            self._settle(self.shedding, is_bound=True)
         if not self.graph.branches.is_exact:
             self._settle(self.joined, is_bound=False)
+        return self.state.lower_bound
 
     def _is_over(self) -> bool:
         return not self.state.has_gap or monotonic() > self.deadline
