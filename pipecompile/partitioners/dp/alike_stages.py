@@ -34,6 +34,10 @@ REACHES = 0.003, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.085, 0.1, 0.15, 0.2
 """Limits of targets above the lower bound, as its shares, one after the other: below a low limit few down-sets can be boundaries."""
 
 
+_Relaxed = tuple[float, float]
+"""A bound and an incumbent."""
+
+
 def has_alike_stages(state: SolverState) -> bool:
     """Return whether stages differ in memory and recomputation alone, and no tensor can flow to a stage before its own. Both are left
     out: a bound without them is a bound, and a cut that does not fit is not taken.
@@ -63,7 +67,7 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
     listing = list_down_sets(graph.branches, state.machine, state.target, deadline)
     if listing is None:
         return
-    before, bound, open_bound = state.tolerance, state.lower_bound, -inf
+    before, bound, known = state.tolerance, state.lower_bound, None
     for reach in REACHES:
         limit = min(bound * (1 + reach), state.target) if bound else state.target
         if limit < state.lower_bound:
@@ -72,10 +76,10 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
         if search is None:
             break
         state.tolerance = tolerance
-        open_bound = search.run(deadline, open_bound)
+        known = search.run(deadline, known)
         state.tolerance = before
         if not state.has_gap or state.bottleneck <= limit or limit >= state.target:
-            search.run(early_deadline, open_bound)
+            search.run(early_deadline)
             break
 
 
@@ -107,17 +111,19 @@ class _TargetBisection:
         """The highest target."""
         return min(self.limit, self.state.target)
 
-    def run(self, deadline: float, open_bound: float) -> float:
-        """Run the rounds, to the tolerance of the state or the deadline. Return the bound, which labels that shed cannot raise: with it as
-        `open_bound` they do not run again.
+    def run(self, deadline: float, known: _Relaxed | None = None) -> _Relaxed | None:
+        """Run the rounds, to the tolerance of the state or the deadline. Return the targets between which labels that shed found a path at
+        once, which are `known` then: they find no other between the same ones.
         """
         self.deadline = deadline
         self._refute()
-        if self.state.lower_bound > open_bound:
-            self._settle(self.shedding, is_bound=True)
+        between = self.state.lower_bound, self.state.bottleneck
+        if between != known or self.graph.branches.is_exact:
+            is_open = self._settle(self.shedding, is_bound=True)
+            known = between if is_open and between == (self.state.lower_bound, self.state.bottleneck) else None
         if not self.graph.branches.is_exact:
             self._settle(self.joined, is_bound=False)
-        return self.state.lower_bound
+        return known
 
     def _is_over(self) -> bool:
         return not self.state.has_gap or monotonic() > self.deadline
@@ -136,10 +142,12 @@ class _TargetBisection:
             else:
                 high = target
 
-    def _settle(self, count: FewestStages, *, is_bound: bool) -> None:
-        """Search the least target with a path, offer cuts along paths, and raise the bound if a target without a path has no cut."""
+    def _settle(self, count: FewestStages, *, is_bound: bool) -> bool:
+        """Search the least target with a path, offer cuts along paths, and raise the bound if a target without a path has no cut. Return
+        whether the last target had a path.
+        """
         low, high, step = self.state.lower_bound, self.high, STEP * self.state.tolerance
-        target = low + step * self.state.bottleneck
+        target, boundaries = low + step * self.state.bottleneck, None
         while high - low > step * self.state.bottleneck and not self._is_over():
             boundaries = count.path(target, self.deadline)
             if boundaries is not None:
@@ -152,6 +160,7 @@ class _TargetBisection:
             else:
                 break
             target = (low + high) / 2
+        return boundaries is not None
 
     def _offer(self, boundaries: list[int], target: float) -> None:
         """Offer the cut of a path."""
