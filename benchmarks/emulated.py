@@ -46,7 +46,7 @@ LOOPED = ("interleaved", "interleaved-zb", "looped-bfs", "hanayo", "llama3", "po
 """Schedules with any number of stages per device: they get two."""
 
 MODES = ("never", "except_last", "always", "offload")
-"""What a forward keeps for its backward: all, its inputs but for the last micro-batch, its inputs, or all, of which the host has
+"""Name what a forward keeps for its backward: all, its inputs but for the last micro-batch, its inputs, or all, of which the host has
 what waits.
 """
 

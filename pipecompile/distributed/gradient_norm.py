@@ -55,4 +55,5 @@ def spread_infinities(
     if has_infinity:
         for gradient in gradients:
             gradient.fill_(torch.inf)
-    note_infinity(scaler, has_infinity=bool(has_infinity))
+    if not gradients:
+        note_infinity(scaler, has_infinity=bool(has_infinity))

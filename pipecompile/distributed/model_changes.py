@@ -20,7 +20,7 @@ from pipecompile.tracing.guards.state_guards import ReadChange
 __all__ = ["agree_on_error", "agree_on_recording"]
 
 _GRAPH = "graph of the model"
-"""What ranks exchange once they have recorded, or have failed to."""
+"""Name of the exchange after ranks have recorded, or have failed to."""
 
 _FAILED = "failed"
 """First entry of the row of a rank that could not record, in place of the identity of a graph."""

@@ -191,7 +191,7 @@ def test_hooks_of_layers_change_state_once_a_call(options: dict[str, Any]) -> No
 
 
 class Scaled(nn.Module):
-    """Whose forward itself changes what is outside."""
+    """Changes what is outside in its forward."""
 
     def __init__(self, kind: Callable[[], float]) -> None:
         super().__init__()

@@ -144,7 +144,6 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list
         return
     alone = [one for one in code.objects if isinstance(one, torch.Tensor)]
     places, bindings = places_of(*roots, most=_MOST, deep=True), OuterBindings(names_near(model))
-    own, bound_by_hooks = _changed_by_leaves(model)
     with ExitStack() as stack:
         containers = stack.enter_context(contents_restored(places))
         if tensors:
@@ -155,9 +154,10 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list
             for binding in bindings.changed():
                 binding.restore()
                 names.append(binding.name)
-    names[:] = [name for name in names if name not in bound_by_hooks]
-    changed = [one for one in containers if identity(one) not in own]
-    names[:] = [*sorted({*names}), *([_globals_of(changed, code.functions)] if changed else [])]
+    if names or containers:
+        own, bound_by_hooks = _changed_by_leaves(model)
+        changed = [one for one in containers if identity(one) not in own]
+        names[:] = [*sorted({*names} - bound_by_hooks), *([_globals_of(changed, code.functions)] if changed else [])]
 
 
 def _changed_by_leaves(model: nn.Module) -> tuple[set[int], set[str]]:
@@ -257,6 +257,7 @@ def _reached(function: Any) -> tuple[list[Any], ReachableCode]:
         found.functions += code.functions
         found.objects += code.objects
         pending += [*code.objects, *_functions_in(value)]
+    found.functions = list(dict.fromkeys(found.functions))  # each search has found those of all
     return list(roots.values()), found
 
 

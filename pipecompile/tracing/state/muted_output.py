@@ -22,7 +22,7 @@ _SPOKEN = {__name__.partition(".")[0], "py"}
 """Packages whose loggers are not muted; `py.warnings` is that of warnings."""
 
 _muted: Counter[int] = Counter()
-"""How many blocks are around each thread."""
+"""Number of blocks around each thread."""
 
 _lock = RLock()
 

@@ -1,4 +1,4 @@
-"""What a thread prints and logs in the block is dropped, and nothing else."""
+"""Muting drops what a thread prints and logs in the block, and nothing else."""
 
 from __future__ import annotations
 
