@@ -118,7 +118,7 @@ class _CodeSearch:
         """Add what `value` names and holds to `code`, and return the values to search next."""
         if type(value) is FunctionType:
             enclosed = _enclosed(value)
-            inside = [held for one in enclosed for held in _with_items(one) if callable(held)]
+            inside = [held for held in enclosed if callable(held) or isinstance(held, _CONTAINERS)]
             if value.__closure__:
                 self._closures.append((value, enclosed))
             if is_foreign(value):
@@ -173,13 +173,9 @@ class _CodeSearch:
 
 
 _MOST_ITEMS = 20
-"""Items of a container around a function that are searched for functions. What is larger is a registry."""
+"""Items of a container that is searched for functions, such as the terms of a loss. What is larger is a registry."""
 
-
-def _with_items(value: Any) -> Iterable[Any]:
-    """Return a value, or the items of a small container."""
-    is_small = isinstance(value, (list, tuple, dict)) and size_of(value) <= _MOST_ITEMS
-    return values_in(value) if is_small else [value]
+_CONTAINERS = (list, tuple, dict)
 
 
 def _are(now: Sequence[Any], then: Sequence[Any]) -> bool:
@@ -196,7 +192,10 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
 
 
 def _within(value: Any) -> Iterable[Any]:
-    """Return the functions inside a wrapper, which have no name of their own."""
+    """Return the functions inside a wrapper or a small container, which have no name of their own."""
+    if isinstance(value, _CONTAINERS):
+        is_small = size_of(value) <= _MOST_ITEMS
+        return [one for one in values_in(value) if type(one) is FunctionType] if is_small else ()
     if isinstance(value, (staticmethod, classmethod, MethodType)):
         return (value.__func__,)
     if isinstance(value, property):

@@ -94,3 +94,31 @@ def test_tensors_in_closures_are_found():
     assert {id(tensor) for tensor in closure_tensors(function)} == {id(x), id(y)}
     assert not list(closure_tensors(torch.sin))
     assert not list(closure_tensors(deep))
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+TERMS, REGISTRY = [doubled], {str(i): doubled for i in range(50)}
+
+
+class OfTerms(nn.Module):
+    """Calls the functions in a global list."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for term in TERMS:
+            x = term(x)
+        return x
+
+
+class OfRegistry(nn.Module):
+    """Looks a function up in a large table."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return REGISTRY["7"](x)
+
+
+def test_functions_in_small_containers_are_found():
+    assert doubled in reachable(OfTerms()).functions
+    assert doubled not in reachable(OfRegistry()).functions
