@@ -3,8 +3,11 @@
     device   F0 F1 F2 │ I0 │ F3           capacity for 3: F of micro-batch 3 waits for I of micro-batch 0, a lag of 3
 
 Every stage runs its micro-batches in ascending order, so n + 1 of them are in flight when F of micro-batch m + n starts before I of
-micro-batch m has ended. Stages of one device nest: while stage t, a later one, runs micro-batch m, the earlier stage s of the device
-still holds it. So (n + 1) saved[s] + saved[t] must fit, or F of m + n on s waits for I of m on t.
+micro-batch m has ended. Stages of one device nest: while stage t, a later one, runs a micro-batch, the earlier stage s of the device
+still holds it. So these must fit:
+  (n + 1) saved[s] + saved[t]      or F of m + n on s waits for I of m on t
+  (n + 1) (saved[s] + saved[t])    or F of m + n on t waits for I of m on t
+  (n + 1) saved[s] + saved[t]      or F of m + n on t waits for I of m on s
 
 What I leaves for W holds the forward up further: if it fits beside the others only after more I, the forward waits for these or for W,
 at least the seconds of the shorter of both.
@@ -46,47 +49,100 @@ def _lags(workload: Workload, device: int, capacity: float) -> Iterator[Lag]:
     """Yield the lags of a device."""
     if capacity == inf:
         return
-    own = [s for s in range(workload.n_stages) if workload.placement[s] == device]
-    kept = [_kept(workload, s) for s in range(workload.n_stages)]
+    nested = _NestedStages.on(workload, device)
     values = _value_bytes(workload)
-    down, up = _reached(workload.forward_transfers), _reached(workload.gradient_transfers)
-    cell = least_seconds(workload)
-    for s in own:
+    for s in nested.own:
+        size = nested.held(s)
         room = with_tolerance(max(0.0, capacity - values[s]))
-        for lag in _lag(s, s, Kind.INPUT_GRAD, room, kept[s]):
-            yield replace(lag, seconds=_until_released(workload, cell, lag, room))
-        inner = [t for t in own if t in down[s] and s in up[t]]
-        for t in inner:
-            beside = sum(kept[u] for u in inner if u == t or (t in down[u] and u in up[t]))
+        for lag in _lag(s, s, Kind.INPUT_GRAD, room, size):
+            yield replace(lag, seconds=_until_released(nested, lag, room))
+        for t in nested.inner(s):
+            beside = nested.held(t) - size
             least = max(0.0, capacity - beside - min(values[s], values[t]))
-            for lag in _lag(s, t, Kind.INPUT_GRAD, with_tolerance(least), kept[s]):
-                yield replace(lag, seconds=_until_returned(workload, cell, lag, room))
-        if workload.split and (least := _left(workload, s)):
-            yield from _lag(s, s, Kind.WEIGHT_GRAD, max(0.0, room - kept[s] + least), least)
+            for lag in _lag(s, t, Kind.INPUT_GRAD, with_tolerance(least), size):
+                yield replace(lag, seconds=_until_returned(nested, lag, room))
+        for o in nested.outer(s):
+            beside = size - nested.held(o)
+            for lag in _lag(s, o, Kind.INPUT_GRAD, max(0.0, room - beside), nested.held(o)):
+                yield replace(lag, seconds=_until_outer_released(nested, lag, room))
+        if workload.split and (least := _left(nested, s)):
+            yield from _lag(s, s, Kind.WEIGHT_GRAD, max(0.0, room - size + least), least)
 
 
-def _until_released(workload: Workload, cell: CellSeconds, lag: Lag, room: float) -> float:
-    """Return the least seconds between I and the forward of a lag of one stage: until W, or until so many more I that W may wait."""
+@dataclass(frozen=True, slots=True)
+class _NestedStages:
+    """The stages of a device, `own`, and per stage the least bytes of a micro-batch from F to I, `kept`. `encloses` has the pairs (s, t)
+    of which s holds a micro-batch at least as long as t: F of s leads to F of t, and I of t to I of s.
+    """
+
+    workload: Workload
+    cell: CellSeconds
+    own: tuple[int, ...]
+    kept: tuple[float, ...]
+    encloses: frozenset[tuple[int, int]]
+
+    @classmethod
+    def on(cls, workload: Workload, device: int) -> _NestedStages:
+        own = tuple(s for s in range(workload.n_stages) if workload.placement[s] == device)
+        down, up = _reached(workload.forward_transfers), _reached(workload.gradient_transfers)
+        encloses = frozenset((s, t) for s in own for t in own if t in down[s] and s in up[t])
+        kept = tuple(_kept(workload, s) for s in range(workload.n_stages))
+        return cls(workload, least_seconds(workload), own, kept, encloses)
+
+    def inner(self, s: int) -> list[int]:
+        return [t for t in self.own if (s, t) in self.encloses]
+
+    def outer(self, t: int) -> list[int]:
+        return [s for s in self.own if (s, t) in self.encloses]
+
+    def held(self, s: int) -> float:
+        """Return the bytes of a micro-batch that stage s runs: what it and the stages around it keep."""
+        return self.kept[s] + sum(self.kept[u] for u in self.outer(s))
+
+    def returned(self, t: int) -> float:
+        """Return the least seconds from the end of I on stage t until I on another stage has ended that encloses it, or until W of t."""
+        returns = [least_return(self.workload, self.cell, t, u) for u in self.outer(t)]
+        return min([self.cell.weight_grad[t], *returns])
+
+
+def _until_released(nested: _NestedStages, lag: Lag, room: float) -> float:
+    """Return the least seconds between I and the forward of a lag of one stage: until W, until I of an outer stage, or until so many more
+    I that these may wait.
+    """
     s = lag.forward
-    kept, left = _kept(workload, s), _left(workload, s)
-    if not workload.split:
+    if not nested.workload.split:
         return 0.0
-    released = ceil((kept * (lag.count + 1) - room) / (kept - left) - 1e-9) if kept > left else inf
-    until_w = cell.weight_grad[s]
-    return until_w if released > lag.count else min(until_w, max(0, released - 1) * cell.input_grad[s])
+    held, left = nested.held(s), nested.held(s) - nested.kept[s] + _left(nested, s)
+    released = ceil((held * (lag.count + 1) - room) / (held - left) - 1e-9) if held > left else inf
+    until_w = nested.returned(s)
+    return until_w if released > lag.count else min(until_w, max(0, released - 1) * nested.cell.input_grad[s])
 
 
-def _until_returned(workload: Workload, cell: CellSeconds, lag: Lag, room: float) -> float:
-    """Return the least seconds between I of a later stage and the forward of a lag: until W of that stage, or I of the earlier one."""
+def _until_returned(nested: _NestedStages, lag: Lag, room: float) -> float:
+    """Return the least seconds between I of a later stage and the forward of a lag: until W of that stage, or I of an earlier one."""
     s, t = lag.forward, lag.release
-    if not workload.split or _kept(workload, s) * (lag.count + 1) + _left(workload, t) <= room:
+    beside = nested.held(t) - nested.kept[t] - nested.held(s)
+    if not nested.workload.split or nested.held(s) * (lag.count + 1) + beside + _left(nested, t) <= room:
         return 0.0
-    return min(cell.weight_grad[t], least_return(workload, cell, t, s))
+    return nested.returned(t)
 
 
-def _left(workload: Workload, s: int) -> float:
+def _until_outer_released(nested: _NestedStages, lag: Lag, room: float) -> float:
+    """Return the least seconds between I of an outer stage and the forward of a lag: until W of that stage, I of a stage around it, or
+    its I of the next micro-batch.
+    """
+    s, o = lag.forward, lag.release
+    left = nested.held(o) - nested.kept[o] + _left(nested, o)
+    beside = nested.held(s) - nested.held(o)
+    if not nested.workload.split or nested.held(o) * lag.count + beside + left <= room:
+        return 0.0
+    following = nested.cell.input_grad[o] if lag.count > 1 else inf
+    return min(nested.returned(o), following)
+
+
+def _left(nested: _NestedStages, s: int) -> float:
     """Return the least that stage s holds of a micro-batch from I to W."""
-    return min(_kept(workload, s), workload.weight_saved[s])
+    return min(nested.kept[s], nested.workload.weight_saved[s])
 
 
 def _kept(workload: Workload, s: int) -> float:

@@ -53,3 +53,19 @@ def test_a_forward_waits_for_w_of_a_later_stage_of_its_device() -> None:
     """Device 0 of a V, room for 3: two of stage 0 beside one of stage 3. A third fits only after W of stage 3, or I of stage 0."""
     lags = release_lags(unit_workload(vee(2)), (3.0, inf), 8)
     assert Lag(0, 3, Kind.INPUT_GRAD, 2, 1.0) in lags
+
+
+def test_a_micro_batch_of_a_later_stage_counts_with_what_earlier_stages_hold_of_it() -> None:
+    """Device 0 of a V, room for 3: stage 3 holds 2 per micro-batch, so one at a time; and a second waits for W, or for I of stage 0."""
+    lags = release_lags(unit_workload(vee(2)), (3.0, inf), 8)
+    assert Lag(3, 3, Kind.INPUT_GRAD, 1, 1.0) in lags
+    assert Lag(3, 3, Kind.WEIGHT_GRAD, 2) in lags
+
+
+def test_a_later_stage_waits_for_an_earlier_one_that_holds_too_many() -> None:
+    """Device 0 of a V, room for 3.5: beside stage 3 on micro-batch 2, stage 0 has room for micro-batches 1 and 2."""
+    work = replace(unit_workload(vee(2)), split=False)
+    assert Lag(3, 0, Kind.INPUT_GRAD, 2) in release_lags(work, (3.5, inf), 8)
+    halves = replace(unit_workload(vee(2)), weight_saved=(0.5,) * 4, weight_grad=(0.25,) * 4)
+    assert Lag(3, 0, Kind.INPUT_GRAD, 2, 0.0) in release_lags(halves, (3.5, inf), 8)
+    assert Lag(3, 0, Kind.INPUT_GRAD, 2, 0.25) in release_lags(halves, (3.0, inf), 8)
