@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pipecompile.ir import Kind
 from pipecompile.schedules.search.cell_seconds import CellSeconds, least_seconds
 from pipecompile.schedules.search.release_lags import Lag
-from pipecompile.schedules.search.workload import Transfers, Workload
+from pipecompile.schedules.search.workload import Workload, senders
 
 __all__ = ["ActionTimes", "action_times"]
 
@@ -41,8 +41,8 @@ def action_times(workload: Workload, n_microbatches: int, lags: Sequence[Lag]) -
 def _heads(workload: Workload, cell: CellSeconds, n: int, lags: Sequence[Lag]) -> dict[Kind, Grid]:
     stages = range(workload.n_stages)
     f, i, w = ([[0.0] * n for _ in stages] for _ in range(3))
-    before_f = _senders(workload.forward_transfers, workload.n_stages)
-    before_i = _senders(workload.gradient_transfers, workload.n_stages)
+    before_f = senders(workload.forward_transfers, workload.n_stages)
+    before_i = senders(workload.gradient_transfers, workload.n_stages)
     waits = _by_stage(lags, workload.n_stages, of_forward=True)
     for m in range(n):
         for s in stages:
@@ -106,13 +106,3 @@ def _by_stage(lags: Sequence[Lag], n_stages: int, *, of_forward: bool) -> list[l
     for lag in lags:
         found[lag.forward if of_forward else lag.release].append(lag)
     return found
-
-
-def _senders(sent: Transfers, n_stages: int) -> list[list[tuple[int, float]]]:
-    """Return, per stage, (sender, seconds of the transfer) of all that it receives."""
-    senders: list[list[tuple[int, float]]] = [[] for _ in range(n_stages)]
-    for s, transfers in enumerate(sent):
-        for transfer in transfers:
-            for stage in transfer.stages:
-                senders[stage].append((s, transfer.seconds))
-    return senders

@@ -2,8 +2,8 @@
 
     catalogue ────────────────────────────────────────────┐
                                                           ├─▶ fits the memory ─▶ fastest (simulated) ─▶ swaps on its
-    priority rules, placements, recomputed stages ────────┘                                             critical path
-                                                                                                             │
+    priority rules, placements, recomputed stages ────────┤                                             critical path
+    modulo schedules, if memory is limited ───────────────┘                                                  │
     certificate: makespan, lower bound, gap  ◀── CP-SAT around it, if OR-Tools is installed (`exact.py`) ◀───┘
 
 The result is never slower than the fastest schedule of the catalogue that fits. Its certificate has a lower bound on all schedules:
@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Unpack
 
-from pipecompile.errors import InputError, ScheduleError
+from pipecompile.errors import InputError
 from pipecompile.ir import Kind, Route, Schedule
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import amount, whole
 from pipecompile.ir.progress import task
 from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import BYTES, counted, written
+from pipecompile.ir.units import counted
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.building_blocks import check_cells, serial
 from pipecompile.schedules.search.catalogue_candidates import catalogue_candidates
@@ -37,6 +37,8 @@ from pipecompile.schedules.search.exact import ExactProblem, cp_sat, solve_exact
 from pipecompile.schedules.search.host_bound import host_lower_bound
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
+from pipecompile.schedules.search.memory_error import memory_error
+from pipecompile.schedules.search.modulo_search import ModuloSearch
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
 from pipecompile.schedules.search.search_arguments import PerDevice, memory_bound, placements_to_try
 from pipecompile.schedules.search.tie_breaks import lightest
@@ -48,6 +50,9 @@ __all__ = ["auto_schedule"]
 
 _LIST_ACTIONS = 600_000
 """Actions scheduled by list scheduling at effort 1: some seconds for 16 devices and 64 micro-batches."""
+
+_MODULO_ACTIONS = 600_000
+"""Actions placed by the search over modulo schedules at effort 1: a second."""
 
 _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
@@ -144,7 +149,11 @@ class _AutoSearch:
         with self.deadline.moved_by_interrupt():
             self._gather(evaluators)
         if not self.fitting:
-            raise KeyboardInterrupt if self.deadline.is_interrupted else self._infeasible(evaluators[0])
+            if self.deadline.is_interrupted:
+                raise KeyboardInterrupt
+            alone = serial(evaluators[0].placement, self.n_microbatches)
+            candidates = [insert_recompute(alone, flags) for flags in self._flag_sets(evaluators[0])]
+            raise memory_error(evaluators[0], candidates, hint_recompute=self.checkpoint == "never")
         best = lightest(self.fitting)
         if self.deadline.allows(0.9, 2) and (better := self._improved(best)) is not best.schedule:
             improved = EvaluatedSchedule(best.evaluator.seconds(better), better, best.evaluator)
@@ -208,6 +217,7 @@ class _AutoSearch:
         ]
         try:
             self._run(searches)
+            self._search_periods(searches)
         finally:
             self.fitting.extend(search.best for search in searches if search.best)
 
@@ -219,6 +229,17 @@ class _AutoSearch:
             for search in searches[:count]:
                 if search.best is None or self.deadline.allows(0.8, _LIST_STEPS):
                     method(search, share * self.effort * _LIST_ACTIONS / count)
+
+    def _search_periods(self, searches: Sequence[ListSearch]) -> None:
+        """Append the best modulo schedule of each placement, for the stages that its best list search recomputes."""
+        placements = {search.evaluator.placement for search in searches}
+        for placement in sorted(placements) if self.limit is not None and self.n_microbatches > 1 else ():
+            best = min(
+                (each for each in searches if each.evaluator.placement == placement), key=lambda each: each.seconds
+            )
+            search = ModuloSearch(best.evaluator, best.workload, self.n_microbatches, lambda: self.deadline.allows(0.8))
+            found = search.run(self.effort * _MODULO_ACTIONS / len(placements)) if self.deadline.allows(0.8) else None
+            self.fitting.extend([found] if found else [])
 
     def _add_catalogue(self, evaluators: Mapping[tuple[int, ...], Evaluator]) -> None:
         """Append the catalogue's schedules that fit, until the time for them is over. `evaluators` has those of all placements."""
@@ -268,24 +289,3 @@ class _AutoSearch:
             deadline=self.deadline,
             accepts=lambda shorter: not any(evaluator.excess(shorter)),
         )
-
-    def _infeasible(self, evaluator: Evaluator) -> ScheduleError:
-        """Return the error with the memory of the serial schedule, the least of all schedules."""
-        assert self.limit is not None
-        alone, most = serial(evaluator.placement, self.n_microbatches), self.limit.capacity
-        candidates = [insert_recompute(alone, flags) for flags in self._flag_sets(evaluator)]
-        peaks = min((evaluator.peaks(candidate) for candidate in candidates), key=max)
-        device = max(range(len(peaks)), key=lambda d: peaks[d] - most[d])
-        stages, devices = counted(len(evaluator.placement), "stage"), counted(len(peaks), "device")
-        return ScheduleError(
-            f"no schedule of {stages} on {devices} fits the memory",
-            why=f"one micro-batch after another needs {self._amount(peaks[device])} on device {device}, "
-            f"the limit is {self._amount(most[device])}",
-            hint="more memory, more devices, smaller micro-batches"
-            + ", checkpoint='auto'" * (self.checkpoint == "never"),
-        )
-
-    def _amount(self, size: float) -> str:
-        if self.limit is not None and not self.limit.in_bytes:
-            return f"{counted(size, 'micro-batch')} in flight"
-        return f"{size:.6g} bytes" + (f" ({written(BYTES, size)})" if size >= 1024 else "")

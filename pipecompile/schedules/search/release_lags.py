@@ -21,7 +21,7 @@ from math import ceil, inf
 
 from pipecompile.ir import Kind
 from pipecompile.schedules.search.cell_seconds import CellSeconds, least_return, least_seconds
-from pipecompile.schedules.search.workload import Transfers, Workload, with_tolerance
+from pipecompile.schedules.search.workload import Transfers, Workload, value_bytes, with_tolerance
 
 __all__ = ["Lag", "release_lags"]
 
@@ -50,7 +50,7 @@ def _lags(workload: Workload, device: int, capacity: float) -> Iterator[Lag]:
     if capacity == inf:
         return
     nested = _NestedStages.on(workload, device)
-    values = _value_bytes(workload)
+    values = value_bytes(workload)
     for s in nested.own:
         size = nested.held(s)
         room = with_tolerance(max(0.0, capacity - values[s]))
@@ -148,18 +148,6 @@ def _left(nested: _NestedStages, s: int) -> float:
 def _kept(workload: Workload, s: int) -> float:
     """Return the least that stage s holds of a micro-batch from F to I."""
     return min(workload.saved[s], workload.recipe[s]) if workload.is_recomputed[s] else workload.saved[s]
-
-
-def _value_bytes(workload: Workload) -> list[float]:
-    """Return, per stage, the bytes of the values that its forward writes, and of those that it received from other devices."""
-    totals = [0.0] * workload.n_stages
-    for s, transfers in enumerate(workload.forward_transfers):
-        totals[s] += sum({transfer.value: transfer.nbytes for transfer in transfers}.values())
-        for transfer in transfers:
-            if transfer.device != workload.placement[s]:
-                for reader in transfer.stages:
-                    totals[reader] += transfer.nbytes
-    return totals
 
 
 def _lag(s: int, t: int, kind: Kind, capacity: float, size: float) -> Iterator[Lag]:

@@ -13,7 +13,9 @@ __all__ = [
     "Transfer",
     "Workload",
     "make_workload",
+    "senders",
     "unit_workload",
+    "value_bytes",
     "with_free_recompute",
     "with_tolerance",
     "without_values",
@@ -93,6 +95,28 @@ def with_free_recompute(workload: Workload) -> Workload:
     """Return a workload whose schedules are no slower than those that recompute any of the stages: recomputation takes no time."""
     saved = tuple(map(min, workload.saved, workload.recipe))
     return replace(workload, saved=saved, is_recomputed=(False,) * workload.n_stages)
+
+
+def senders(sent: Transfers, n_stages: int) -> list[list[tuple[int, float]]]:
+    """Return, per stage, (sender, seconds of the transfer) of all that it receives."""
+    found: list[list[tuple[int, float]]] = [[] for _ in range(n_stages)]
+    for s, transfers in enumerate(sent):
+        for transfer in transfers:
+            for stage in transfer.stages:
+                found[stage].append((s, transfer.seconds))
+    return found
+
+
+def value_bytes(workload: Workload) -> list[float]:
+    """Return, per stage, the bytes of the values that its forward writes, and of those that it received from other devices."""
+    totals = [0.0] * workload.n_stages
+    for s, transfers in enumerate(workload.forward_transfers):
+        totals[s] += sum({transfer.value: transfer.nbytes for transfer in transfers}.values())
+        for transfer in transfers:
+            if transfer.device != workload.placement[s]:
+                for reader in transfer.stages:
+                    totals[reader] += transfer.nbytes
+    return totals
 
 
 def with_tolerance(capacity: float) -> float:

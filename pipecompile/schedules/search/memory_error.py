@@ -1,0 +1,34 @@
+"""The error of a search in which no schedule fits the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipecompile.errors import ScheduleError
+from pipecompile.ir import Schedule
+from pipecompile.ir.units import BYTES, counted, written
+from pipecompile.schedules.search.evaluate import Evaluator
+
+__all__ = ["memory_error"]
+
+
+def memory_error(evaluator: Evaluator, smallest: Sequence[Schedule], *, hint_recompute: bool) -> ScheduleError:
+    """Return the error with the memory of the `smallest` schedules: one micro-batch after another, with each choice of recomputed stages."""
+    assert evaluator.limit is not None
+    most = evaluator.limit.capacity
+    peaks = min((evaluator.peaks(candidate) for candidate in smallest), key=max)
+    device = max(range(len(peaks)), key=lambda d: peaks[d] - most[d])
+    stages, devices = counted(len(evaluator.placement), "stage"), counted(len(peaks), "device")
+    in_bytes = evaluator.limit.in_bytes
+    return ScheduleError(
+        f"no schedule of {stages} on {devices} fits the memory",
+        why=f"one micro-batch after another needs {_amount(peaks[device], in_bytes=in_bytes)} on device {device}, "
+        f"the limit is {_amount(most[device], in_bytes=in_bytes)}",
+        hint="more memory, more devices, smaller micro-batches" + ", checkpoint='auto'" * hint_recompute,
+    )
+
+
+def _amount(size: float, *, in_bytes: bool) -> str:
+    if not in_bytes:
+        return f"{counted(size, 'micro-batch')} in flight"
+    return f"{size:.6g} bytes" + (f" ({written(BYTES, size)})" if size >= 1024 else "")

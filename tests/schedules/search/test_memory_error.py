@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pipecompile.ir import chain
+from pipecompile.schedules.building_blocks import serial
+from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
+from pipecompile.schedules.search.memory_error import memory_error
+from pipecompile.simulation.costs import make_costs
+
+
+def test_the_error_names_device_memory_and_limit() -> None:
+    costs = make_costs(2, 2, chain(2), saved_bytes=[3.0, 4096.0])
+    judge = Evaluator((0, 1), tuple(chain(2)), costs, MemoryLimit((5.0, 1.0), in_bytes=True))
+    text = str(memory_error(judge, [serial((0, 1), 2)], hint_recompute=True))
+    assert "no schedule of 2 stages on 2 devices fits the memory" in text
+    assert "4096 bytes (4.00 KiB) on device 1, the limit is 1 bytes" in text
+    assert "checkpoint='auto'" in text
+
+
+def test_the_error_counts_micro_batches_where_the_limit_does() -> None:
+    judge = Evaluator((0, 1), tuple(chain(2)), make_costs(2, 2, chain(2)), MemoryLimit((0.5, 1.0), in_bytes=False))
+    text = str(memory_error(judge, [serial((0, 1), 2)], hint_recompute=False))
+    assert "needs 1 micro-batch in flight on device 0" in text
+    assert "checkpoint" not in text
