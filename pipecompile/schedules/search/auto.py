@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Unpack
 
@@ -38,7 +39,7 @@ from pipecompile.schedules.search.host_bound import host_lower_bound
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.memory_error import memory_error
-from pipecompile.schedules.search.modulo_search import ModuloSearch
+from pipecompile.schedules.search.modulo_candidates import modulo_candidates
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
 from pipecompile.schedules.search.search_arguments import PerDevice, memory_bound, placements_to_try
 from pipecompile.schedules.search.tie_breaks import lightest
@@ -217,7 +218,10 @@ class _AutoSearch:
         ]
         try:
             self._run(searches)
-            self._search_periods(searches)
+            if self.limit is not None and self.n_microbatches > 1:
+                budget, recompute = self.effort * _MODULO_ACTIONS, self.checkpoint == "auto"
+                goes_on = partial(self.deadline.allows, 0.8)
+                self.fitting.extend(modulo_candidates(searches, budget, goes_on, recompute=recompute))
         finally:
             self.fitting.extend(search.best for search in searches if search.best)
 
@@ -229,17 +233,6 @@ class _AutoSearch:
             for search in searches[:count]:
                 if search.best is None or self.deadline.allows(0.8, _LIST_STEPS):
                     method(search, share * self.effort * _LIST_ACTIONS / count)
-
-    def _search_periods(self, searches: Sequence[ListSearch]) -> None:
-        """Append the best modulo schedule of each placement, for the stages that its best list search recomputes."""
-        placements = {search.evaluator.placement for search in searches}
-        for placement in sorted(placements) if self.limit is not None and self.n_microbatches > 1 else ():
-            best = min(
-                (each for each in searches if each.evaluator.placement == placement), key=lambda each: each.seconds
-            )
-            search = ModuloSearch(best.evaluator, best.workload, self.n_microbatches, lambda: self.deadline.allows(0.8))
-            found = search.run(self.effort * _MODULO_ACTIONS / len(placements)) if self.deadline.allows(0.8) else None
-            self.fitting.extend([found] if found else [])
 
     def _add_catalogue(self, evaluators: Mapping[tuple[int, ...], Evaluator]) -> None:
         """Append the catalogue's schedules that fit, until the time for them is over. `evaluators` has those of all placements."""

@@ -79,6 +79,11 @@ class ModuloSearch:
             self.capacity = [most - over for most, over in zip(self.capacity, excesses[0], strict=True)]
         return None
 
+    def planned_seconds(self) -> float:
+        """Return the seconds of all micro-batches with the shortest period that fits without delays; infinite if none fits."""
+        placed = self._undelayed().placed
+        return (self.m - 1) * placed.period + placed.span if placed else inf
+
     def _simulated(self, found: Sequence[ModuloSchedule]) -> list[EvaluatedSchedule]:
         """Return the schedules of all micro-batches of those with the shortest periods, the fastest first."""
         simulated: list[EvaluatedSchedule] = []

@@ -1,0 +1,73 @@
+"""Modulo schedules of each placement, as candidates of `auto_schedule`.
+
+    list searches of a placement ──► stages that the fastest recomputes ───────────────────────────┐
+                    │                                                                              ├──► search over modulo schedules
+                    └──► with checkpoint="auto": the stages with the shortest plan, one changed ───┘
+                         at a time until none is shorter
+
+A plan is the modulo schedule without delays. It takes some milliseconds, a list search takes a hundred times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pipecompile.schedules.search.evaluate import Evaluator
+from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
+from pipecompile.schedules.search.modulo_search import ModuloSearch
+
+__all__ = ["modulo_candidates"]
+
+_PLANS = 0.1
+"""Share of the budget for plans of other stages to recompute, each counted as `_PLAN_ATTEMPTS` attempts."""
+
+_PLAN_ATTEMPTS = 10
+
+Flags = tuple[bool, ...]
+"""Per stage, whether it is recomputed."""
+
+
+def modulo_candidates(
+    searches: Sequence[ListSearch], budget: float, goes_on: Callable[[], bool], *, recompute: bool
+) -> Iterator[EvaluatedSchedule]:
+    """Yield the best modulo schedule of each placement of `searches` and of each set of stages that is worth it.
+
+    `recompute`: other stages may be recomputed than those of the searches. `budget` is the number of placed actions.
+    """
+    placements = dict.fromkeys(search.evaluator.placement for search in searches)
+    for placement in placements:
+        own = [search for search in searches if search.evaluator.placement == placement]
+        best = min(own, key=lambda each: each.seconds)
+        flags = [best.workload.is_recomputed]
+        if recompute:
+            shortest = _shortest_plan(own, _PLANS * budget / len(placements), goes_on)
+            flags = list(dict.fromkeys([shortest, *flags]))
+        for each in flags:
+            if goes_on():
+                found = _search(best.evaluator, best, each, goes_on).run(budget / len(placements) / len(flags))
+                yield from [found] if found else []
+
+
+def _shortest_plan(searches: Sequence[ListSearch], budget: float, goes_on: Callable[[], bool]) -> Flags:
+    """Return the stages to recompute whose plan takes the least time: of the searches, then with one stage changed at a time."""
+    first = searches[0]
+    plans: dict[Flags, float] = {}
+    left = int(budget / (_PLAN_ATTEMPTS * 4 * first.workload.n_stages))
+
+    def seconds(flags: Flags) -> float:
+        if flags not in plans:
+            plans[flags] = _search(first.evaluator, first, flags, goes_on).planned_seconds()
+        return plans[flags]
+
+    best = min((search.workload.is_recomputed for search in searches), key=seconds)
+    while len(plans) < left and goes_on():
+        changed = [(*best[:s], not best[s], *best[s + 1 :]) for s in range(len(best))]
+        nearest = min(changed, key=seconds)
+        if seconds(nearest) >= seconds(best):
+            break
+        best = nearest
+    return best
+
+
+def _search(evaluator: Evaluator, like: ListSearch, flags: Flags, goes_on: Callable[[], bool]) -> ModuloSearch:
+    return ModuloSearch(evaluator, evaluator.workload(flags, split=like.workload.split), like.m, goes_on)
