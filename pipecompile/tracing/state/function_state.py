@@ -44,6 +44,7 @@ __all__ = [
     "function_restored",
     "generators_near",
     "globals_restored",
+    "names_bound",
     "names_near",
     "places_near",
     "reads_objects",
@@ -113,6 +114,12 @@ def _is_users(value: Any) -> bool:
 def tensors_near(function: Callable[..., Any] | None) -> set[int]:
     """Return the ids of the tensors in the objects near a function, as far as `function_restored` restores them."""
     return set() if function is None else {id(tensor) for tensor in tensors_of(*_reached(function)[0], most=_MOST)}
+
+
+def names_bound(function: Callable[..., Any] | None) -> frozenset[str]:
+    """Return the names of attributes that a function, or one that it names, sets or deletes."""
+    functions = () if function is None else _reached(function)[1].functions
+    return frozenset().union(*(bound_attributes(one.__code__) for one in functions))
 
 
 def reads_objects(function: Callable[..., Any] | None) -> bool:
