@@ -24,7 +24,8 @@ from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import memory_state
 from pipecompile.tracing.state.effect_places import EffectPlace
-from pipecompile.tracing.state.function_state import names_bound, reads_objects, tensors_near
+from pipecompile.tracing.state.function_state import reads_objects, tensors_near
+from pipecompile.tracing.state.loss_bindings import bound_by_loss
 from pipecompile.tracing.state.preserved_run import state_tensors
 from pipecompile.tracing.user_source import warn
 
@@ -76,7 +77,7 @@ def _warn_of_python(specialization: Specialization) -> None:
     if not (threaded or len({*placement}) < len(placement)) or not reads_objects(loss):
         return
     places = [place for one in effects for place in one.places]
-    if any(one.runs_python for one in effects) or (places and any(map(_may_differ(names_bound(loss)), places))):
+    if any(one.runs_python for one in effects) or (places and any(map(_may_differ(bound_by_loss(loss)), places))):
         warn(_AHEAD.format(*(_IN_THREADS if threaded else _IN_TURNS)), RecordingWarning)
 
 
