@@ -110,6 +110,17 @@ def test_a_count_is_advanced_when_every_call_advances_it_alike(later: int, writt
         assert model.calls == 2
 
 
+def test_a_number_that_each_call_sets_is_kept() -> None:
+    model = Notes()
+    watch = StateWatch(model)
+    model.calls = 5
+    (change,) = watch.changes()
+    keep = effect_function(change, 5, model)
+    model.calls = 0
+    keep(5)
+    assert (keep.__name__, model.calls) == ("keep", 5)
+
+
 @pytest.mark.parametrize(
     ("later", "is_made"), [(None, True), ("x", True), ("xx", False), (("x",), False), (torch.ones(2), False)]
 )
