@@ -7,7 +7,7 @@ stage 1                 F0, loss reads center: of micro-batch 0 or 1, as it happ
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
@@ -23,7 +23,9 @@ from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import memory_state
+from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.function_state import reads_objects, tensors_near
+from pipecompile.tracing.state.loss_bindings import bound_by_loss
 from pipecompile.tracing.state.preserved_run import state_tensors
 from pipecompile.tracing.user_source import warn
 
@@ -69,18 +71,27 @@ def refuse_written(specialization: Specialization, read: Collection[int], sample
 
 
 def _warn_of_python(specialization: Specialization) -> None:
-    """Warn if the loss may read what Python of an earlier stage leaves in objects, and that stage may run ahead."""
-    runs_python = any(SideEffects.of(stage).runs_python for stage in specialization.stages[:-1])
+    """Warn if the loss may read what an earlier stage leaves in objects, beside tensors in attributes, and that stage may run ahead."""
     threaded, placement = specialization.options.dispatch == "threads", specialization.plan.placement
-    if not (threaded or len({*placement}) < len(placement)) or not runs_python:
+    loss, effects = specialization.options.loss_fn, [SideEffects.of(stage) for stage in specialization.stages[:-1]]
+    if not (threaded or len({*placement}) < len(placement)) or not reads_objects(loss):
         return
-    if reads_objects(specialization.options.loss_fn):
+    places = [place for one in effects for place in one.places]
+    if any(one.runs_python for one in effects) or (places and any(map(_may_differ(bound_by_loss(loss)), places))):
         warn(_AHEAD.format(*(_IN_THREADS if threaded else _IN_TURNS)), RecordingWarning)
 
 
+def _may_differ(bound: Collection[str]) -> Callable[[EffectPlace], bool]:
+    """Return whether the loss may find a place as a later micro-batch has left it, if it binds attributes of these names.
+
+    Of a tensor in an attribute it finds that of its own micro-batch, unless it has put something else there.
+    """
+    return lambda place: place.is_count or not place.is_attribute or place.key in bound
+
+
 _AHEAD = (
-    "hooks or pieces kept whole run in stages before the last, and the loss reads objects beside its arguments: numbers and lists that they "
-    "left there may be those of another micro-batch, because {} lets these stages run ahead. Try {}; or return them from forward"
+    "stages before the last leave something in objects, and the loss reads objects beside its arguments: numbers, lists and dicts "
+    "there may be those of another micro-batch, because {} lets these stages run ahead. Try {}; or return them from forward"
 )
 _IN_THREADS = "dispatch='threads'", "dispatch='inline'"
 _IN_TURNS = "a device with several stages", "a device for each stage, as devices=['cpu'] * n_stages"

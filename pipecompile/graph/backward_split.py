@@ -24,7 +24,7 @@ from typing import Any
 
 from torch.autograd.graph import GradientEdge
 
-from pipecompile.torch_private.autograd_engine import input_metadata, raw_saved_names
+from pipecompile.torch_private.autograd_engine import input_metadata, node_name, raw_saved_names
 
 __all__ = ["INPUT", "MIN_WEIGHT_FLOPS", "BackwardDivision", "divide_backward", "explore_backward"]
 
@@ -87,7 +87,7 @@ def explore_backward(roots: Iterable[GradientEdge], inputs: frozenset[int]) -> t
                 nodes.append(follower)
             row.append(index)
         rows.append(tuple(row))
-        name = node.name()
+        name = node_name(node)
         names.append(INPUT if name == ACCUMULATE and id(node.variable) in inputs else name)
     return nodes, (tuple(names), tuple(rows), count)
 

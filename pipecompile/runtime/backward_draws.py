@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-from pipecompile.ir import Action
+from pipecompile.ir import Action, Kind
+from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.forward_draws import ForwardDraws
 from pipecompile.runtime.interpreter import CodeBuilder
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.tracing.interception.randomness import RandomDrawCounter
 from pipecompile.tracing.recompute_flag import is_recomputing_region
-from pipecompile.tracing.state.random_states import RandomStates, python_sources
+from pipecompile.tracing.state.random_states import RandomSource, RandomStates, python_sources
 
 __all__ = ["BackwardDraws", "WatchingBuilder"]
 
@@ -25,8 +27,8 @@ class BackwardDraws:
     def __init__(self) -> None:
         self.stages: set[int] = set()
 
-    def watched(self, run: Run, stage: int) -> Run:
-        """Return the function of a backward of a stage, whose first run is watched."""
+    def watched(self, run: Run, stage: int, *, is_alone: bool = True) -> Run:
+        """Return the function of a backward of a stage, whose first run is watched. `is_alone`: no other thread draws in Python meanwhile."""
         is_watched = False
 
         def function(frame: Frame) -> None:
@@ -35,12 +37,12 @@ class BackwardDraws:
                 run(frame)
                 return
             is_watched = True
-            self._watched_run(run, frame, stage)
+            self._watched_run(run, frame, stage, python_sources() if is_alone else [])
 
         return function
 
-    def _watched_run(self, run: Run, frame: Frame, stage: int) -> None:
-        before, counter = RandomStates(python_sources()), _NewDraws()
+    def _watched_run(self, run: Run, frame: Frame, stage: int, sources: list[RandomSource]) -> None:
+        before, counter = RandomStates(sources), _NewDraws()
         with counter:
             run(frame)
         if counter.count or before.changed():
@@ -48,17 +50,28 @@ class BackwardDraws:
 
 
 class WatchingBuilder(CodeBuilder):
-    """Makes functions that note in `draws` which backwards draw. On GPUs, which have a generator each, none is watched."""
+    """Makes functions that note in `draws` which backwards draw, and in `forwards` which forwards do although no node shows it.
 
-    def __init__(self, draws: BackwardDraws, *arguments: Any, **options: Any) -> None:
+    On GPUs, which have a generator each, none is watched. In threads no forward is: others draw meanwhile.
+    """
+
+    def __init__(self, draws: BackwardDraws, forwards: ForwardDraws, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.draws = draws
+        self.draws, self.forwards = draws, forwards
+
+    def forward_of(self, cell: Cell, action: Action, registers: CellRegisters, device: torch.device) -> Run:
+        """Return the function of an F or an R of one cell."""
+        run, effects = super().forward_of(cell, action, registers, device), cell.effects
+        if self.threaded or action.kind is Kind.RECOMPUTE or device.type != "cpu" or not effects.runs_python:
+            return run
+        return run if effects.draws else self.forwards.watched(run, action.stage, effects.generators)
 
     def backward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of a B, I or W."""
         run = super().backward(action, registers, device)
         is_watched = action.microbatch == 0 and device.type == "cpu"
-        return self.draws.watched(run, action.stage) if is_watched else run
+        is_alone = not (self.threaded and any(one.draws for cell in self.cells for one in cell.all_effects))
+        return self.draws.watched(run, action.stage, is_alone=is_alone) if is_watched else run
 
 
 class _NewDraws(RandomDrawCounter):  # type: ignore[no-untyped-call]

@@ -22,6 +22,7 @@ from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.draw_order import Draws
+from pipecompile.runtime.forward_draws import ForwardDraws
 from pipecompile.runtime.hooked_updates import HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
@@ -64,7 +65,7 @@ class Executable:
         graphs = [graph for cell in self.cells if isinstance(cell, VariantCell) for graph in cell.graphs.values()]
         self.parameters = tuple(dict.fromkeys(own for graph in (self.graph, *graphs) for own in graph.parameters()))
         self.updates = HookedUpdates(self.parameters, self.program, read_state(self.cells))
-        self.backward_draws = BackwardDraws()
+        self.backward_draws, self.forward_draws = BackwardDraws(), ForwardDraws()
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
         self._warnings: dict[tuple[bool, Draws], str] = {}
 
@@ -78,7 +79,8 @@ class Executable:
 
         Whether the loss and backwards draw is known after the first run. On GPUs, which have a generator each, the order is not asked for.
         """
-        stages = tuple(s for s, cell in enumerate(self.cells) if any(one.has_drawn for one in cell.all_effects))
+        drew = {s for s, cell in enumerate(self.cells) if any(one.has_drawn for one in cell.all_effects)}
+        stages = tuple(sorted(drew | self.forward_draws.stages))
         key = threaded, Draws(stages, tuple(sorted(self.backward_draws.stages)))
         if key not in self._warnings:
             self._warnings[key] = self._draw_warning(key[1], threaded=threaded)
@@ -112,7 +114,7 @@ class Executable:
 
     def _bound(self, *, threaded: bool) -> Code:
         streams = PartitionStreams(self.partitions) if self.partitions else None
-        build = partial(WatchingBuilder, self.backward_draws)
+        build = partial(WatchingBuilder, self.backward_draws, self.forward_draws)
         return bind(self.program, self.cells, self.devices, threaded=threaded, streams=streams, build=build)
 
     @cached_property

@@ -21,7 +21,13 @@ from torch import Tensor, fx
 from pipecompile.errors import text_of
 from pipecompile.runtime.cells.divided_backward import run_division
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.autograd_engine import accumulate, raw_saved_names, sequence_number, unpacked_name
+from pipecompile.torch_private.autograd_engine import (
+    accumulate,
+    node_name,
+    raw_saved_names,
+    sequence_number,
+    unpacked_name,
+)
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.user_source import frames
 
@@ -48,7 +54,7 @@ class _Failed(NamedTuple):
     is_sure: bool
 
     def __str__(self) -> str:
-        return f"in {self.node.name()}" + ("" if self.is_sure else ", or in a later operation that saves nothing")
+        return f"in {node_name(self.node)}" + ("" if self.is_sure else ", or in a later operation that saves nothing")
 
 
 def forward_line(error: BaseException, stage: fx.Graph) -> str:
@@ -94,7 +100,7 @@ def _reachable(roots: Iterable[Any], known: Collection[Any] = ()) -> set[Any]:
 
 def _in_order(nodes: Iterable[Any]) -> list[Any]:
     """Return nodes in the order of the forward, without casts: autocast makes those of weights once, at any place."""
-    return sorted((node for node in nodes if node.name() != "ToCopyBackward0"), key=sequence_number)
+    return sorted((node for node in nodes if node_name(node) != "ToCopyBackward0"), key=sequence_number)
 
 
 def _failed(nodes: Sequence[Any], text: str) -> _Failed | None:
@@ -102,11 +108,13 @@ def _failed(nodes: Sequence[Any], text: str) -> _Failed | None:
     last = max((index for index, node in enumerate(nodes) if _holds(node)), default=-1)
     later = nodes[last + 1 :]
     if nan := _NAN.search(text):
-        return next((_Failed(node, True) for node in later if node.name() == nan[1]), None)
+        return next((_Failed(node, True) for node in later if node_name(node) == nan[1]), None)
     if spoilt := _spoilt(nodes[last:]) if last >= 0 else None:
         return spoilt
-    unsaved = [node for node in takewhile(lambda node: not raw_saved_names(node), later) if node.name() not in _MOVES]
-    if named := [node for node in unsaved if _letters(node.name()) in _letters(text)]:
+    unsaved = [
+        node for node in takewhile(lambda node: not raw_saved_names(node), later) if node_name(node) not in _MOVES
+    ]
+    if named := [node for node in unsaved if _letters(node_name(node)) in _letters(text)]:
         return _Failed(named[-1], is_sure=len(named) == 1)
     return _Failed(nodes[last], is_sure=not unsaved) if last >= 0 else None
 
@@ -168,7 +176,7 @@ _KERNELS = re.compile(r"\w*BatchNorm\w*|ScaledDotProduct\w*")
 
 def _is_alike(node: Any, recorded: Any) -> bool:
     """Return whether an autograd node is of the operation of a recorded one."""
-    names = node.name(), recorded.name()
+    names = node_name(node), node_name(recorded)
     if all(map(_KERNELS.fullmatch, names)):
         return names[0][:9] == names[1][:9] or all("BatchNorm" in name for name in names)
     return names[0] == names[1] and len(node.next_functions) == len(recorded.next_functions)

@@ -22,6 +22,7 @@ __all__ = [
     "hooks_registered",
     "input_metadata",
     "is_accumulation_held",
+    "node_name",
     "other_users",
     "raw_saved_names",
     "saved_tensor_hooks",
@@ -135,3 +136,8 @@ _ALONE = 2
 def other_users(tensor: torch.Tensor) -> int:
     """Return how many other tensors live in the memory of a strided tensor, such as another gradient. 2.11."""
     return _use_count(tensor.untyped_storage()._cdata) - _ALONE
+
+
+def node_name(node: Any) -> str:
+    """Return the name of a node of autograd. The node of a `torch.autograd.Function` is its `ctx`, on which users set a `name`. 2.11."""
+    return str(type(node).name(node))

@@ -152,10 +152,10 @@ def add_candidate(error: BaseException, piece: Piece) -> None:
 
 
 def _piece(path: str, owner: nn.Module, name: str) -> Piece | None:
-    """Return the piece of a frame that runs function `name` of a module."""
-    if name == "forward":
+    """Return the piece of a frame that runs function `name` of a module. The machinery of a call runs hooks, and a forward of any name."""
+    if name == "forward" or name in CALL_MACHINERY:
         return Piece(path) if path else None
-    if name in CALL_MACHINERY or not inspect.isfunction(inspect.getattr_static(type(owner), name, None)):
+    if not inspect.isfunction(inspect.getattr_static(type(owner), name, None)):
         return None
     return Piece(path, name)
 

@@ -267,3 +267,38 @@ def test_a_device_with_several_stages_runs_ahead_as_threads_do():
     pipe = piped(model, x, reads_features, pin={}, schedule="gpipe", devices=["cpu"])
     with pytest.warns(pc.RecordingWarning, match="a device with several stages lets these stages run ahead"):
         pipe.step(x, target=y)
+
+
+class Listing(nn.Module):
+    """Leaves its values in a list, or in an attribute."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.layer, self.reads, self.seen = nn.Linear(4, 4), reads, []
+
+    def forward(self, x):
+        y = self.layer(x).tanh()
+        if self.reads == "seen":
+            self.seen.append(y)
+        else:
+            self.last = y
+        return y
+
+
+@pytest.mark.parametrize(("reads", "is_warned"), [("seen", True), ("last", False)])
+def test_lists_that_a_forward_leaves_are_warned_of_where_stages_run_ahead(reads, is_warned):
+    """The loss read what later micro-batches had appended, without a word."""
+    model = nn.Sequential(Listing(reads), nn.Linear(4, 4), Listing(reads), nn.Linear(4, 2))
+    x, y = torch.randn(8, 4), torch.randn(8, 2)
+
+    def loss(output, target):
+        left = [*model[0].seen] if reads == "seen" else [model[0].last]
+        model[0].seen.clear()
+        return nn.functional.mse_loss(output, target) + sum(one.square().mean() for one in left)
+
+    options = {"schedule": "interleaved", "devices": ["cpu"] * 2, "cost": "analytic"}
+    pipe = pc.compile(model, 4, n_microbatches=4, loss_fn=loss, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipe.step(x, target=y)
+    assert any("lets these stages run ahead" in str(one.message) for one in caught) is is_warned

@@ -13,6 +13,7 @@ from pipecompile.torch_private.autograd_engine import (
     hooks_of_tensor,
     hooks_registered,
     input_metadata,
+    node_name,
     other_users,
     raw_saved_names,
     saved_tensor_hooks,
@@ -118,3 +119,19 @@ def test_hooks_on_saved_tensors_are_allowed_where_the_user_has_disabled_them() -
             pass
         with pytest.raises(RuntimeError, match="none here"), torch.autograd.graph.save_on_cpu():
             pass
+
+
+class Named(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.name = "scale"
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_the_name_of_a_node_is_that_of_its_class_whatever_its_function_calls_itself() -> None:
+    x = torch.ones(1, requires_grad=True)
+    assert [node_name(one.grad_fn) for one in (x * 2, Named.apply(x))] == ["MulBackward0", "NamedBackward"]

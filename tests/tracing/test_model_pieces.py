@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import pipecompile as pc
 from pipecompile.tracing.model_pieces import (
     Piece,
     add_candidate,
@@ -100,3 +101,34 @@ def test_methods_are_put_back_after_a_failure() -> None:
     with pytest.raises(ZeroDivisionError), piece_calls_intercepted(model, [Piece("first", "step")], lambda *_: 1 / 0):
         model(torch.zeros(1))
     assert Part.step is original
+
+
+def _renamed(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if x.sum().item() > 0 else 3)
+
+
+def _of_instance() -> nn.Module:
+    part = nn.Tanh()
+    part.forward = lambda x: x.tanh() * (2 if x.sum().item() > 0 else 3)  # type: ignore[method-assign]
+    return part
+
+
+def _hooked() -> nn.Module:
+    part = nn.Tanh()
+    part.register_forward_hook(lambda *call: call[2] * (2 if call[2].sum().item() > 0 else 3))
+    return part
+
+
+CALLED = {
+    "a forward of another name": lambda: type("Renamed", (nn.Module,), {"forward": _renamed})(),
+    "a forward of the instance": _of_instance,
+    "a hook": _hooked,
+}
+
+
+@pytest.mark.parametrize("case", CALLED)
+def test_a_module_is_a_piece_whatever_its_call_runs(case: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 9), nn.Linear(9, 2), CALLED[case](), nn.Linear(2, 2))
+    assert [part.name for part in pc.explain(model, torch.randn(4, 2)).kept_whole] == ["2"]
+    pipe, x = pc.compile(model, 2, n_microbatches=1, cost="analytic"), torch.randn(4, 2)
+    torch.testing.assert_close(pipe(x), model(x))

@@ -18,10 +18,11 @@ from pipecompile.torch_private.modules import forward_hooks_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
-from pipecompile.tracing.opaque.drawn_generators import drawing_pieces, drawn_generators
+from pipecompile.tracing.opaque.drawn_generators import drawn_generators
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.state.change_log import StateHolders
 from pipecompile.tracing.state.effect_places import EffectPlace
+from pipecompile.tracing.state.function_state import generators_near
 from pipecompile.tracing.state.random_states import RandomSource, generator_sources, random_sources
 
 __all__ = ["SideEffects"]
@@ -64,8 +65,9 @@ class SideEffects:
         return self.draws or (self.loss is not None and bool(self.loss.drew))
 
     def may_draw_on(self, device: torch.device) -> bool:
-        """Return whether a forward draws random numbers, or the loss behind it may."""
-        return self.draws or (self.loss is not None and self.loss.may_draw_on(device))
+        """Return whether a forward draws random numbers, or Python in it or the loss behind it may."""
+        may_python = self.runs_python and device.type == "cpu"
+        return self.draws or may_python or (self.loss is not None and self.loss.may_draw_on(device))
 
     @cached_property
     def is_stateless(self) -> bool:
@@ -138,8 +140,10 @@ def _held_key(module: fx.GraphModule, node: fx.Node) -> int:
 
 def _sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:
     """Return the sources that a stage may draw from beside the generator of its device."""
-    generators = drawn_generators(module, nodes)
-    return tuple((random_sources if drawing_pieces(module, nodes) else generator_sources)(generators))
+    called = [one for one in _called_modules(module, nodes) if _runs_python(one)]
+    hooks = [hook for one in called for table in forward_hooks_of(one) for hook in table.values()]
+    generators = [*drawn_generators(module, nodes), *(found for hook in hooks for found in generators_near(hook))]
+    return tuple((random_sources if called else generator_sources)(generators))
 
 
 def _called_modules(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[nn.Module]:

@@ -220,6 +220,8 @@ class OpaquePieces:
         except UnsuitableBlock as unsuitable:
             piece = next(piece for piece in reasons if piece.block == unsuitable.place)
             raise UnpredictableResult(piece, unsuitable.why) from unsuitable
+        except TraceError:
+            raise
         except Exception as error:
             if self.has_grad and not torch.is_grad_enabled():
                 self.has_grad = False

@@ -1,7 +1,7 @@
 """Generator objects that nodes of a graph draw from: torch's default generators are none of them.
 
 rand(4, generator=G)        G, an attribute of the graph
-a piece kept whole          what its modules hold, and what their functions name or close over
+a piece kept whole          what its modules hold, and what their functions name or close over; whether it draws may differ from call to call
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.random_states import generators_among
 from pipecompile.tracing.state.snapshot import held_values, places_of
 
-__all__ = ["drawing_pieces", "drawn_generators"]
+__all__ = ["drawn_generators"]
 
 
 def drawn_generators(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> list[Any]:
     """Return the generator objects that these nodes of a graph may draw from, those of the inputs aside."""
+    nodes = list(nodes)
     drawing = [node for node in nodes if facts(node).draws]
     held = [
         value
-        for piece in drawing_pieces(module, drawing)
+        for piece in _pieces(module, nodes)
         for owner in piece.owner
         for value in (*held_values(places_of(owner)), *reachable(owner).objects)
     ]
     return generators_among([*_named(module, drawing), *held])
 
 
-def drawing_pieces(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> list[OpaqueModule]:
-    """Return the pieces kept whole among these nodes that draw: what Python of the user's draws in them, no node shows."""
-    drawing = [node for node in nodes if node.op == "call_module" and facts(node).draws]
-    called = [module.get_submodule(str(node.target)) for node in drawing]
-    return [one for one in called if isinstance(one, OpaqueModule) and one.owner]
+def _pieces(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> list[OpaqueModule]:
+    """Return the pieces kept whole among these nodes: what Python of the user's draws in them, no node shows."""
+    called = [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
+    return [one for one in called if isinstance(one, OpaqueModule) and one.is_users and one.owner]
 
 
 def _named(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> Iterator[Any]:

@@ -25,6 +25,7 @@ from pipecompile.torch_private.storages import footprint, version_of
 from pipecompile.tracing.interception.randomness import draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
+from pipecompile.tracing.opaque.gradient_reads import GradientReads
 from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, AttributeWatch, LeftAttributes, OutsideNames
 from pipecompile.tracing.opaque.named_tensors import named_by
 from pipecompile.tracing.opaque.saved_bytes import SavedBytes, memory_key
@@ -126,8 +127,9 @@ def _contexts(
             return run(*args, **kwargs)  # inside another piece, of whose call this is a part: it is not recorded
         owner = model.get_submodule(piece.path)
         watch = AttributeWatch(owner, outside) if piece.is_part else None
-        with kernels.observing(piece, (args, kwargs)) as observer:
+        with kernels.observing(piece, (args, kwargs)) as observer, GradientReads(model) as gradients:
             result = run(*args, **kwargs)
+        gradients.check()
         observer.left = watch.left() if watch is not None else NOTHING_LEFT
         observer.result = observer.left.joined(owner, result)
         calls[piece].append(observer.notes_on(run, args, kwargs))

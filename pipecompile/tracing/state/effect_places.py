@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pipecompile.tracing.state.container_routes import ContainerRoute
+
 __all__ = ["EffectPlace", "put_value", "restored_places", "value_at"]
 
 MISSING: Any = object()
@@ -40,11 +42,19 @@ def put_value(container: Any, key: Any, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EffectPlace:
-    """A key of a container, or with key None all items of a list. `is_count` says that a number is added to what is there."""
+    """A key of a container, or with key None all items of a list. `is_count` says that a number is added to what is there, `is_attribute`
+    that the container is the attributes of a module, and gets no list or dict.
+    """
 
-    container: Any
+    route: ContainerRoute
     key: Any
     is_count: bool = False
+    is_attribute: bool = False
+
+    @property
+    def container(self) -> Any:
+        """The container that is there now."""
+        return self.route.find()
 
     def now(self) -> Any:
         """Return what is there."""
@@ -57,8 +67,9 @@ class EffectPlace:
     def put(self, value: Any) -> None:
         """Write what `now` has returned."""
         if self.key is None:
-            self.container.clear()
-            self.container.extend(value)
+            container = self.container
+            container.clear()
+            container.extend(value)
         else:
             put_value(self.container, self.key, value)
 

@@ -44,6 +44,7 @@ __all__ = [
     "function_restored",
     "generators_near",
     "globals_restored",
+    "functions_near",
     "names_near",
     "places_near",
     "reads_objects",
@@ -115,13 +116,24 @@ def tensors_near(function: Callable[..., Any] | None) -> set[int]:
     return set() if function is None else {id(tensor) for tensor in tensors_of(*_reached(function)[0], most=_MOST)}
 
 
+def functions_near(function: Callable[..., Any] | None) -> list[FunctionType]:
+    """Return the functions that a function names or closes over, and those of the objects near it."""
+    return [] if function is None else list(_reached(function)[1].functions)
+
+
 def reads_objects(function: Callable[..., Any] | None) -> bool:
     """Return whether a function names, closes over, is or is a method of containers or objects of the user's, such as a model."""
     if function is None:
         return False
     others = [one for one in _reached(function)[0] if not isinstance(one, _FUNCTIONS)]
     others += [part for part in _bound_to(function) if _is_users(part)]
-    return any(type(one).__module__.partition(".")[0] != "torch" for one in others)
+    return any(map(_may_be_left_on, others))
+
+
+def _may_be_left_on(value: Any) -> bool:
+    """Return whether a forward may leave something on a value: of torch's own, on layers and containers of layers."""
+    is_layer = isinstance(value, nn.Module) and any(True for _ in (*value.children(), *value.parameters()))
+    return is_layer or type(value).__module__.partition(".")[0] != "torch"
 
 
 def _bound_to(function: Any) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import active_fake_mode
 from pipecompile.torch_private.modules import BUFFER_TABLE, GLOBAL_FORWARD_HOOKS, STATE_TABLES, forward_hooks_of
 from pipecompile.tracing.emit.value_nodes import PLAIN, is_written_back
+from pipecompile.tracing.state.container_routes import ContainerRoute
 from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 
@@ -230,24 +231,25 @@ def _unchanged(before: Any, value: Any) -> bool:
     return before is value or (type(before) is type(value) and isinstance(value, PLAIN) and before == value)
 
 
-def effect_function(change: StateChange, later: Any) -> Any:
-    """Return the function of a node that makes this change at every run, or None if no node can.
+def effect_function(change: StateChange, later: Any, owner: nn.Module) -> Any:
+    """Return the function of a node that makes this change of a container of `owner` at every run, or None if no node can.
 
     `later` is the value that the second call left at the same key. The names of these functions are part of saved plans.
     """
-    container, key = change.place.container, change.key
-    if change.is_count and type(later) in (int, float):
+    key, route = change.key, ContainerRoute.to(change.place.container, owner, change.place.name)
+    is_attribute = change.place.container is vars(owner) and not isinstance(change.value, (list, dict, deque))
+    place = EffectPlace(route, key, is_attribute=is_attribute)
+    if change.is_count and type(later) in (int, float) and later != change.value:
         step = change.value - change.before
         if later - change.value != step:
             return None
-        place = EffectPlace(container, key, is_count=True)
+        place = replace(place, is_count=True)
         return _effect("advance", place, lambda: place.put(place.now() + step))
     is_other = later is not None and key is not None and not change.tensors and not _is_equal(later, change.value)
     if not change.is_plain or is_other:
         return None
     if key is None:
-        return _effect("extend", EffectPlace(container, key), container.extend)
-    place = EffectPlace(container, key)
+        return _effect("extend", place, lambda items: route.find().extend(items))
     return _effect("keep", place, place.put)
 
 

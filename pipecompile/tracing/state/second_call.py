@@ -28,6 +28,7 @@ from pipecompile.tracing.node_facts import Role, facts
 from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.state.call_comparison import constant_nodes, recorded_alike
 from pipecompile.tracing.state.counters import adds_a_constant, counters_watched, warn_of_decisions
+from pipecompile.tracing.state.left_values import left_alike
 from pipecompile.tracing.state.leftover_state import (
     StateChange,
     StateWatch,
@@ -93,17 +94,17 @@ def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: l
         raise CarriedStateError(changes, model) from error
     second = [node for node in _computing_nodes(values.graph) if node not in set(first)]
     constants = constant_nodes(first, training=model.training)
-    is_alike = recorded_alike(first, second, constants)
+    kept = [one for one in changes if not any(one is other for other in of_pieces)]
+    is_alike = recorded_alike(first, second, constants) and left_alike(kept, later, values, first, constants)
     _erase_second_call(values.graph, set(first))
     by_kind: dict[bool, list[StateChange]] = {True: [], False: []}
     for change in changes:
         by_kind[_is_constant(change, values, constants)].append(change)
     if not (is_alike and _tensor_keys(by_kind[False]) == _tensor_keys(later) - _tensor_keys(by_kind[True])):
         raise CarriedStateError(changes, model)
-    made = [change for change in changes if not any(change is one for one in of_pieces)]
     for change in of_pieces:
         recording.leftovers.note_written(change)
-    _warn([change.name for change in _record_changes(made, later, constants, recording)], model)
+    _warn([change.name for change in _record_changes(kept, later, constants, recording)], model)
     inside = {noted.module: noted.region for noted in map(facts, first) if noted.region}
     _warn_of_repetitions([change for change in changes if change.place.owner in inside], inside, model)
 
@@ -213,7 +214,7 @@ def _record_changes(
 
     Flags go with the others: a model that installs hooks, or makes a table, and notes that they are there must not have the note alone.
     """
-    effects = [(change, _effect(change, later, recording.values, constants)) for change in changes]
+    effects = [(change, _effect(change, later, recording, constants)) for change in changes]
     made = {change.place.owner for change, effect in effects if effect is _MADE_ANYWAY}
     effects = [one for one in effects if not (one[0].place.owner in made and _is_note(one[0], later))]
     lost = [change for change, effect in effects if effect is None]
@@ -237,11 +238,13 @@ def _is_note(change: StateChange, later: Sequence[StateChange]) -> bool:
     return change.key is not None and not change.tensors and not any(map(change.is_at, later))
 
 
-def _effect(change: StateChange, later: Sequence[StateChange], values: ValueNodes, constants: set[fx.Node]) -> Any:
+def _effect(change: StateChange, later: Sequence[StateChange], recording: RecordedCall, constants: set[fx.Node]) -> Any:
     """Return the function of a node that makes the change, `_MADE_ANYWAY`, or None if no node can make it."""
+    model, values = recording.model, recording.values
     if not all(map(values.has_node_for, change.tensors)):
         return None
     is_missing = change.before is None and change.key is not None
     if change.tensors and is_missing and not change.is_buffer and _is_constant(change, values, constants):
         return _MADE_ANYWAY
-    return effect_function(change, next((one.value for one in later if change.is_at(one)), None))
+    after = next((one.value for one in later if change.is_at(one)), None)
+    return effect_function(change, after, model.get_submodule(change.place.owner))

@@ -13,7 +13,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.costs.profile import Repeats, profiled_costs
-from pipecompile.tracing.opaque.drawn_generators import drawing_pieces, drawn_generators
+from pipecompile.tracing.opaque.drawn_generators import drawn_generators
 from tests.support.eager import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipecompile.RecordingWarning")
@@ -44,7 +44,6 @@ def test_generators_are_those_of_nodes_and_of_pieces() -> None:
     model = Drawing()
     graph = pc.trace(model, torch.randn(4, 4))
     assert {id(one) for one in drawn_generators(graph, graph.graph.nodes)} >= {id(model.generator), id(model.numbers)}
-    assert len(drawing_pieces(graph, graph.graph.nodes)) == 1
     no_pieces = [node for node in graph.graph.nodes if node.op != "call_module"]
     assert drawn_generators(graph, no_pieces) == [model.generator]
 

@@ -4,12 +4,13 @@ from collections import deque
 
 import pytest
 
+from pipecompile.tracing.state.container_routes import ContainerRoute
 from pipecompile.tracing.state.effect_places import EffectPlace, put_value, restored_places, value_at
 
 
 def test_a_counter_and_a_list_go_back_for_the_time_of_a_recomputation():
     counts, seen = {"calls": 1}, deque(["a"], maxlen=2)
-    places = [EffectPlace(counts, "calls", is_count=True), EffectPlace(seen, None)]
+    places = [EffectPlace(ContainerRoute(counts), "calls", is_count=True), EffectPlace(ContainerRoute(seen), None)]
     before = [place.before() for place in places]
     counts["calls"] = 3
     seen.extend("bc")
@@ -24,7 +25,7 @@ def test_a_counter_and_a_list_go_back_for_the_time_of_a_recomputation():
 @pytest.mark.parametrize("start", [{}, {"feat": 0}])
 def test_a_value_that_is_replaced_is_put_back_and_not_kept_alive(start):
     container = dict(start)
-    place = EffectPlace(container, "feat")
+    place = EffectPlace(ContainerRoute(container), "feat")
     before = place.before()
 
     with restored_places([place], [before]):

@@ -47,7 +47,7 @@ def test_items_of_a_list_are_replaced_or_added_and_anything_else_is_no_node() ->
     def change(*now: torch.Tensor) -> list[tuple[object, bool]]:
         watch = StateWatch(model)
         model.seen[:] = now
-        found = [(found.key, effect_function(found, None) is not None) for found in watch.changes()]
+        found = [(found.key, effect_function(found, None, model) is not None) for found in watch.changes()]
         model.seen[:] = [a, b]
         return found
 
@@ -100,7 +100,7 @@ def test_a_count_is_advanced_when_every_call_advances_it_alike(later: int, writt
     watch = StateWatch(model)
     model.calls = 1
     (change,) = watch.changes()
-    advance = effect_function(change, later)
+    advance = effect_function(change, later, model)
     assert (advance is not None) == written
     if written:
         advance()
@@ -108,6 +108,17 @@ def test_a_count_is_advanced_when_every_call_advances_it_alike(later: int, writt
         with effects_muted():
             advance()
         assert model.calls == 2
+
+
+def test_a_number_that_each_call_sets_is_kept() -> None:
+    model = Notes()
+    watch = StateWatch(model)
+    model.calls = 5
+    (change,) = watch.changes()
+    keep = effect_function(change, 5, model)
+    model.calls = 0
+    keep(5)
+    assert (keep.__name__, model.calls) == ("keep", 5)
 
 
 @pytest.mark.parametrize(
@@ -118,4 +129,4 @@ def test_a_plain_value_is_kept_only_if_each_call_leaves_the_same(later: object, 
     watch = StateWatch(model)
     model.latest = "x"
     (change,) = watch.changes()
-    assert (effect_function(change, later) is not None) == is_made
+    assert (effect_function(change, later, model) is not None) == is_made

@@ -1,0 +1,50 @@
+"""Comparison of what two calls of a model leave on it: a value of the second that the first has made is state, which each call reads.
+
+self.last = h                           both calls leave what they have computed
+self.seen = self.seen[-1:] + [h]        the second leaves two tensors, and one is of the first call
+self.old, self.new = self.new, h        the second leaves in `old` what the first has computed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipecompile.torch_private import pytree
+from pipecompile.tracing.emit.value_nodes import ValueNodes
+from pipecompile.tracing.state.leftover_state import StateChange
+
+__all__ = ["left_alike"]
+
+
+def left_alike(
+    changes: Sequence[StateChange],
+    later: Sequence[StateChange],
+    values: ValueNodes,
+    first: Sequence[fx.Node],
+    constants: AbstractSet[fx.Node],
+) -> bool:
+    """Return whether the second call, which makes the changes `later`, leaves tensors at the places of the first, and none that the
+    first has made. `first` are the nodes of the first call; results of `constants` both calls may leave.
+    """
+    made = set(first) - constants
+    pairs = [(change, other) for change in changes for other in later if change.is_at(other)]
+    return all(_alike(change.value, other.value, values, made) for change, other in pairs if change.tensors)
+
+
+def _alike(value: Any, other: Any, values: ValueNodes, made: AbstractSet[fx.Node]) -> bool:
+    if pytree.tree_structure(value) != pytree.tree_structure(other):
+        return False
+    leaves = zip(pytree.tree_leaves(value), pytree.tree_leaves(other), strict=True)
+    return all(
+        isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor) and not _is_of_first(b, values, made)
+        for a, b in leaves
+    )
+
+
+def _is_of_first(leaf: Any, values: ValueNodes, made: AbstractSet[fx.Node]) -> bool:
+    return isinstance(leaf, torch.Tensor) and values.has_node_for(leaf) and values.node(leaf) in made
