@@ -71,6 +71,8 @@ class RankBackend:
         self.has_copies = group is not None
         self.model: nn.Module | None = None  # set by the pipeline
         self.is_here: Callable[[torch.Tensor], bool] = lambda _: True  # set by the pipeline
+        self.has_home: Callable[[torch.Tensor], bool] = lambda _: True  # set by the pipeline
+        self.new_parameters: list[nn.Parameter] = []  # that have a home since the last recording
         self.old_values = OldValues(self._elsewhere)
 
     @property
@@ -131,9 +133,16 @@ class RankBackend:
         is_loaded, in_copy = self.is_extra_loaded, self._is_planned
         agree_on_recording(self.communicator, identity, structure, changes, is_loaded=is_loaded, in_copy=in_copy)
         self.is_extra_loaded = False
-        if self.begins and self.model is not None:
+        if self.model is not None:
+            models = (self.model, graph) if self.begins else (self.model,)
+            named = chain(*((*each.named_parameters(), *each.named_buffers()) for each in models))
+            compared = [(name, tensor) for name, tensor in named if self.begins or self._is_new(tensor)]
+            warn_of_other_values(self.communicator, compared, is_first=self.begins)
             self.begins = False
-            warn_of_other_values(self.communicator, self.model, graph)
+            self.new_parameters.clear()
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        return not self.has_home(tensor) or any(tensor is one for one in self.new_parameters)
 
     def agree_on_error(self, error: PipecompileError) -> None:
         agree_on_error(self.communicator, error, in_copy=self._is_planned)

@@ -18,6 +18,7 @@ from pipecompile.distributed.compile_settings import settings_text
 from pipecompile.distributed.data_parallel import Replicas
 from pipecompile.distributed.extra_state import device_of_module, extra_state_keys
 from pipecompile.distributed.lockstep import Lockstep
+from pipecompile.distributed.new_parameters import home_new_parameters
 from pipecompile.distributed.pipeline_copies import PipelineCopies
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
@@ -50,6 +51,7 @@ class RankModule(Pipeline):
         self._lockstep: Lockstep = self._backend.lockstep
         self._state = RankState(model, self._owner, self._communicator, self._runner)
         self._backend.is_here = self._is_here
+        self._backend.has_home = lambda tensor: self._cache.context.homes.find(tensor) is not None
         if copied is not None:
             self._backend.begins = False
             self._cache.decision = copied.decision
@@ -96,6 +98,7 @@ class RankModule(Pipeline):
         A failure is posted; ranks that are asked for other things raise PlanError.
         """
         with self._cache.context.calls.held(), self._begun(in_copy=in_copy):
+            self._home_new_parameters()
             self._communicator.connect()
             is_compared = inputs is not None and self._ranks.size > 1
             seen = (self.model, inputs, target, scaler)
@@ -127,7 +130,14 @@ class RankModule(Pipeline):
 
     def _owner(self, tensor: torch.Tensor) -> int | None:
         homes = self._cache.context.homes
+        if isinstance(tensor, nn.Parameter) and homes.find(tensor) is None:
+            self._home_new_parameters()
         return owner_of(tensor, homes) if self._cache or homes else None
+
+    def _home_new_parameters(self) -> None:
+        if self._cache and self._ranks.size > 1:
+            homes, first = self._cache.context.homes, self._cache.entries[0]
+            self._backend.new_parameters += home_new_parameters(self.model, homes, first)
 
     def _runner(self, module: str) -> int:
         return device_of_module(self.model, module, self._cache.entries) if self._cache else 0

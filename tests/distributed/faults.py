@@ -259,6 +259,7 @@ def warm() -> None:
                 import_module(name)
     gc.collect()
     gc.freeze()  # ranks look through their own objects alone, and copy no pages of these
+    gc.set_threshold(10_000, 10, 10)  # as in tests/conftest.py
 
 
 def _imported() -> list[str]:

@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed import init_device_mesh
 
 import pipecompile as pc
+from tests.distributed.changed_layers import changed_layers
 from tests.distributed.faults import warm
 from tests.distributed.lanes import in_lanes
 from tests.distributed.mistakes import TIMEOUT, batches, compiled, error_of, of, square
@@ -383,6 +384,7 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "layer": (changed(lambda model: setattr(model[0], "linear", nn.Linear(4, 4)), who=0), 2, TIMEOUT),
     "hook": (changed(lambda model: model[2].register_forward_hook(lambda *given: given[2] * 2)), 2, TIMEOUT),
     "frozen": (changed(lambda model: model[2].linear.weight.requires_grad_(False)), 2, TIMEOUT),
+    "changed layers": (changed_layers, 2, TIMEOUT),
     "extra state": (extra_state, 2, TIMEOUT),
     "compiled once more": (compiled_once_more, 2, SHORT),
     "compiled on one": (compiled_on_one, 2, SHORT),

@@ -89,7 +89,8 @@ class _Off:
 def functions_of(ran: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> Iterator[FunctionType]:
     """Yield the functions that have one of these codes, which ran with these globals, and still exist.
 
-    The memory is looked through only for code to whose function its own name does not lead.
+    The memory is looked through only for code to whose function its own name does not lead. Objects that the script has frozen
+    (`gc.freeze()`, as before a fork) are unfrozen then, or they would not be found.
     """
     wanted = []
     for code, scope in ran:
@@ -97,6 +98,8 @@ def functions_of(ran: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> Iterator[
             yield function
         else:
             wanted.append(code)
+    if wanted:
+        gc.unfreeze()
     for one in gc.get_referrers(*wanted) if wanted else ():
         if isinstance(one, FunctionType) and any(one.__code__ is code for code in wanted):
             yield one

@@ -72,6 +72,12 @@ def test_what_executed_code_reads_is_guarded(kind: str, reads: ModuleType) -> No
     reads.set_gain(1.0)
 
 
+def test_functions_that_a_script_has_frozen_are_guarded(reads: ModuleType) -> None:
+    """`gc.get_referrers` does not see frozen objects, and a function in an array of objects has no name that leads to it."""
+    gc.freeze()
+    test_what_executed_code_reads_is_guarded("an array of functions", reads)
+
+
 def test_only_the_users_code_outside_calls_of_torch_is_noted() -> None:
     def noted() -> None:
         return None
