@@ -59,7 +59,7 @@ _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
 
 _EXACT_SECONDS = 1.5
-"""CP-SAT's deterministic time at effort 1, for all placements together: 3 to 17 seconds of the processor where the gap stays open."""
+"""CP-SAT's deterministic time at effort 1, for all placements with an open gap together: 3 to 17 seconds of the processor."""
 
 _NEGLIGIBLE = 1e-9
 """Relative tolerance for comparing seconds."""
@@ -175,28 +175,37 @@ class _AutoSearch:
         """Return the schedule with its certificate, after the exact back end has improved both; without one if Ctrl-C ends the bound."""
         bounds: list[float] = []
         with self.deadline.moved_by_interrupt():
-            for evaluator in sorted(evaluators, key=lambda each: each is not best.evaluator):
-                better, bound = self._bounded(best, evaluator, self.effort * _EXACT_SECONDS / len(evaluators))
+            ordered = sorted(evaluators, key=lambda each: each is not best.evaluator)
+            closed = [self._closed_bound(evaluator) for evaluator in ordered]
+            n_open = sum(bound < best.seconds * (1 - _NEGLIGIBLE) for bound in closed)
+            for evaluator, bound in zip(ordered, closed, strict=True):
+                better, proven = self._bounded(best, evaluator, bound, self.effort * _EXACT_SECONDS / max(1, n_open))
                 best = better or best
-                bounds.append(bound)
+                bounds.append(proven)
         if len(bounds) < len(evaluators):
             return replace(best.schedule, name="auto", certificate=None)
         costs = cost_fingerprint(self.costs, self.routes)
         certificate = Certificate(best.seconds, min(best.seconds, *bounds), self.exact and cp_sat() is not None, costs)
         return replace(best.schedule, name="auto", certificate=certificate)
 
-    def _bounded(
-        self, best: EvaluatedSchedule, evaluator: Evaluator, seconds: float
-    ) -> tuple[EvaluatedSchedule | None, float]:
-        """Return a shorter schedule, None if none is found, and a lower bound in seconds, both for the placement of the evaluator."""
-        workload = self._workload(evaluator)
-        problem = ExactProblem(evaluator, workload, self.n_microbatches, self.checkpoint == "auto")
-        bound = max(
-            makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity, recompute=problem.recompute),
-            host_lower_bound(workload, self.n_microbatches, self.costs, recompute=problem.recompute),
+    def _closed_bound(self, evaluator: Evaluator) -> float:
+        """Return the lower bound in seconds on the placement of the evaluator that takes no search."""
+        workload, recompute = self._workload(evaluator), self.checkpoint == "auto"
+        return max(
+            makespan_lower_bound(workload, self.n_microbatches, evaluator.capacity, recompute=recompute),
+            host_lower_bound(workload, self.n_microbatches, self.costs, recompute=recompute),
         )
+
+    def _bounded(
+        self, best: EvaluatedSchedule, evaluator: Evaluator, bound: float, seconds: float
+    ) -> tuple[EvaluatedSchedule | None, float]:
+        """Return a shorter schedule, None if none is found, and a lower bound in seconds, at least `bound`, both for the placement of the
+        evaluator.
+        """
         if not self.exact or bound >= best.seconds * (1 - _NEGLIGIBLE):
             return None, bound
+        workload = self._workload(evaluator)
+        problem = ExactProblem(evaluator, workload, self.n_microbatches, self.checkpoint == "auto")
         incumbent = best.schedule if evaluator is best.evaluator else None
         limits = seconds, self.deadline.left
         result = solve_exactly(problem, incumbent, shorter_than=best.seconds, bound=bound, seconds=limits)
