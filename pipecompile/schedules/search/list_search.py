@@ -71,6 +71,11 @@ class ListSearch:
         """Seconds of the best schedule; infinite if no schedule fits."""
         return self.best.seconds if self.best else float("inf")
 
+    @property
+    def is_optimal(self) -> bool:
+        """Return whether the best schedule reaches the lower bound of the stages that it recomputes."""
+        return self.seconds <= self.target * (1 + _NEGLIGIBLE)
+
     def try_rules(self, budget: float) -> None:
         """Try the next rules, at least two, or one if two take far more than the budget."""
         least = 2 if self.actions < budget * _MANY else 1
@@ -79,7 +84,7 @@ class ListSearch:
 
     def climb(self, budget: float) -> None:
         """Improve the best rule by hill climbing, unless the lower bound is reached."""
-        if self.finalists and self.seconds > self.target * (1 + _NEGLIGIBLE):
+        if self.finalists and not self.is_optimal:
             _, rule, result = self.finalists[0]
             runs = int(budget / self.actions)
             self._consider(

@@ -30,7 +30,7 @@ Flags = tuple[bool, ...]
 def modulo_candidates(
     searches: Sequence[ListSearch], budget: float, goes_on: Callable[[], bool], *, recompute: bool
 ) -> Iterator[EvaluatedSchedule]:
-    """Yield the best modulo schedule of each placement of `searches` and of each set of stages that is worth it.
+    """Yield the best modulo schedule of each placement of `searches`, and of each set of stages to recompute that is worth it.
 
     `recompute`: other stages may be recomputed than those of the searches. `budget` is the number of placed actions.
     """
@@ -38,6 +38,8 @@ def modulo_candidates(
     for placement in placements:
         own = [search for search in searches if search.evaluator.placement == placement]
         best = min(own, key=lambda each: each.seconds)
+        if best.is_optimal and not recompute:
+            continue
         flags = [best.workload.is_recomputed]
         if recompute:
             shortest = _shortest_plan(own, _PLANS * budget / len(placements), goes_on)

@@ -97,8 +97,9 @@ class ModuloSearch:
         """Return modulo schedules that fit, each with a shorter period than the one before."""
         first = self._undelayed()
         found, left, delays = [first.placed] if first.placed else [], int(budget / self.actions), first.delays
-        while found and left > 0 and self.goes_on():
-            period = max(self._least_period(), found[-1].period * _SHORTER)
+        least = self._least_period()
+        while found and found[-1].period > least and left > 0 and self.goes_on():
+            period = max(least, found[-1].period * _SHORTER)
             if self.rng.random() < _RESTARTS:
                 delays = (0.0,) * self.placer.n_delays
             attempt, used = self._fitted(period, delays, left)
