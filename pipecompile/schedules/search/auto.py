@@ -240,7 +240,8 @@ class _AutoSearch:
         for share, count, method in zip(_SHARES, counts, methods, strict=True):
             searches.sort(key=lambda search: search.seconds)
             for search in searches[:count]:
-                if search.best is None or self.deadline.allows(0.8, _LIST_STEPS):
+                is_needed = not self.fitting and all(each.best is None for each in searches)
+                if is_needed or self.deadline.allows(0.8, _LIST_STEPS):
                     method(search, share * self.effort * _LIST_ACTIONS / count)
 
     def _add_catalogue(self, evaluators: Mapping[tuple[int, ...], Evaluator]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import nsmallest
 from itertools import islice
 from random import Random
@@ -62,7 +63,6 @@ class ListSearch:
         self.capacity = evaluator.capacity
         self.untried = candidate_rules(workload, n_microbatches)
         self.actions = n_microbatches * sum(2 + workload.split + flag for flag in workload.is_recomputed)
-        self.target = makespan_lower_bound(workload, n_microbatches, evaluator.capacity)
         self.finalists: list[tuple[float, PriorityRule, ListSchedule]] = []
         self.best: EvaluatedSchedule | None = None
 
@@ -70,6 +70,11 @@ class ListSearch:
     def seconds(self) -> float:
         """Seconds of the best schedule; infinite if no schedule fits."""
         return self.best.seconds if self.best else float("inf")
+
+    @cached_property
+    def target(self) -> float:
+        """The lower bound in seconds with the stages that the workload recomputes."""
+        return makespan_lower_bound(self.workload, self.m, self.evaluator.capacity)
 
     @property
     def is_optimal(self) -> bool:

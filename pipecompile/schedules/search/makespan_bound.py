@@ -8,7 +8,8 @@ The bound is the longest of
   one machine      over all devices: its actions with their heads and tails, one after another (`one_machine.py`)
   energy           over all devices: bytes x seconds that all stages of the device have to hold, divided by its bytes
 
-If stages may be recomputed, each device takes the best choice for its own stages, beside others whose recomputation takes no time.
+If stages may be recomputed, each device takes the best choice for its own stages, beside others whose recomputation takes no time; of large
+problems, only the devices with the least room.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from pipecompile.schedules.search.release_lags import release_lags
 from pipecompile.schedules.search.workload import Workload, with_free_recompute
 
 __all__ = ["makespan_lower_bound"]
+
+_CHOICE_CELLS = 500_000
+"""Stages x micro-batches of the bounds with choices of recomputed stages, some seconds: the devices with least room come first."""
 
 _KINDS = Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD
 
@@ -51,10 +55,22 @@ def _cached_bound(workload: Workload, n_microbatches: int, limits: tuple[float, 
         return _bound(kept, n_microbatches, limits, range(workload.n_devices))
     relaxed = with_free_recompute(workload)
     longest = _bound(relaxed, n_microbatches, limits, range(workload.n_devices))
-    for device in range(workload.n_devices):
+    left = _CHOICE_CELLS
+    for device in _tightest_first(workload, limits):
+        left -= 2 ** workload.placement.count(device) * workload.n_stages * n_microbatches
+        if left < 0:
+            break
         choices = (_bound(each, n_microbatches, limits, (device,)) for each in _choices(workload, relaxed, device))
         longest = max(longest, min(choices))
     return longest
+
+
+def _tightest_first(workload: Workload, limits: Sequence[float]) -> list[int]:
+    """Return the devices by how many micro-batches without recomputation they have room for."""
+    saved = [0.0] * workload.n_devices
+    for s, device in enumerate(workload.placement):
+        saved[device] += workload.saved[s]
+    return sorted(range(workload.n_devices), key=lambda device: limits[device] / max(saved[device], 1e-300))
 
 
 def _choices(workload: Workload, relaxed: Workload, device: int) -> Iterator[Workload]:

@@ -11,6 +11,7 @@ A plan is the modulo schedule without delays. It takes some milliseconds, a list
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
@@ -57,12 +58,12 @@ def _shortest_plan(searches: Sequence[ListSearch], budget: float, goes_on: Calla
     left = int(budget / (_PLAN_ATTEMPTS * 4 * first.workload.n_stages))
 
     def seconds(flags: Flags) -> float:
-        if flags not in plans:
+        if flags not in plans and (not plans or (len(plans) < left and goes_on())):
             plans[flags] = _search(first.evaluator, first, flags, goes_on).planned_seconds()
-        return plans[flags]
+        return plans.get(flags, inf)
 
     best = min((search.workload.is_recomputed for search in searches), key=seconds)
-    while len(plans) < left and goes_on():
+    while True:
         changed = [(*best[:s], not best[s], *best[s + 1 :]) for s in range(len(best))]
         nearest = min(changed, key=seconds)
         if seconds(nearest) >= seconds(best):

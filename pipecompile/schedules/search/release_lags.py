@@ -25,6 +25,8 @@ from pipecompile.schedules.search.workload import Transfers, Workload, value_byt
 
 __all__ = ["Lag", "release_lags"]
 
+_Sets = Sequence[set[int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Lag:
@@ -41,15 +43,16 @@ class Lag:
 
 def release_lags(workload: Workload, capacity: Sequence[float], n_microbatches: int) -> list[Lag]:
     """Return the lags that every schedule within `capacity` keeps, those of fewer than `n_microbatches` micro-batches."""
-    lags = [lag for device in range(workload.n_devices) for lag in _lags(workload, device, capacity[device])]
+    reached = _reached(workload.forward_transfers), _reached(workload.gradient_transfers)
+    lags = [lag for device in range(workload.n_devices) for lag in _lags(workload, device, capacity[device], reached)]
     return [lag for lag in lags if lag.count < n_microbatches]
 
 
-def _lags(workload: Workload, device: int, capacity: float) -> Iterator[Lag]:
-    """Yield the lags of a device."""
+def _lags(workload: Workload, device: int, capacity: float, reached: tuple[_Sets, _Sets]) -> Iterator[Lag]:
+    """Yield the lags of a device. `reached`: per stage, the stages that forwards and that backwards lead to."""
     if capacity == inf:
         return
-    nested = _NestedStages.on(workload, device)
+    nested = _NestedStages.on(workload, device, *reached)
     values = value_bytes(workload)
     for s in nested.own:
         size = nested.held(s)
@@ -82,9 +85,8 @@ class _NestedStages:
     encloses: frozenset[tuple[int, int]]
 
     @classmethod
-    def on(cls, workload: Workload, device: int) -> _NestedStages:
+    def on(cls, workload: Workload, device: int, down: _Sets, up: _Sets) -> _NestedStages:
         own = tuple(s for s in range(workload.n_stages) if workload.placement[s] == device)
-        down, up = _reached(workload.forward_transfers), _reached(workload.gradient_transfers)
         encloses = frozenset((s, t) for s in own for t in own if t in down[s] and s in up[t])
         kept = tuple(_kept(workload, s) for s in range(workload.n_stages))
         return cls(workload, least_seconds(workload), own, kept, encloses)

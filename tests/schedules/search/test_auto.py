@@ -10,7 +10,9 @@ from pipecompile.ir import Kind, Route, Schedule, chain
 from pipecompile.passes import lower
 from pipecompile.schedules import CATALOGUE, auto_schedule, build_schedule
 from pipecompile.schedules.building_blocks import loop, vee
+from pipecompile.schedules.search import auto
 from pipecompile.schedules.search.catalogue_candidates import catalogue_candidates
+from pipecompile.schedules.search.list_search import ListSearch
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.workload import make_workload
 from pipecompile.simulation.costs import make_costs
@@ -191,3 +193,22 @@ def test_waves_are_found_where_transfers_are_slow(n_stages: int, devices: int, m
     assert found.certificate is not None
     assert found.certificate.bound <= simulate(waves, transfer=5.0).makespan
     assert simulate(found, transfer=5.0).makespan <= simulate(waves, transfer=5.0).makespan
+
+
+def test_after_the_time_limit_one_list_search_that_fits_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No schedule of the catalogue fits without recomputation, and "auto" tries several sets of stages."""
+    tried = []
+    try_rules = ListSearch.try_rules
+
+    def counted(search: ListSearch, budget: float) -> None:
+        try_rules(search, budget)
+        tried.append(search.best is not None)
+
+    monkeypatch.setattr(ListSearch, "try_rules", counted)
+    monkeypatch.setattr(auto, "catalogue_candidates", lambda *_, **__: [])
+    costs = {"saved_bytes": 4.0, "recipe_bytes": 0.5, "memory_limit": 9.0, "checkpoint": "auto"}
+    auto_schedule(4, 8, time_limit=1e-9, **costs)
+    assert tried.index(True) == len(tried) - 1
+    tried.clear()
+    auto_schedule(4, 8, **costs)
+    assert len(tried) > 1
