@@ -8,6 +8,7 @@ from program_strategies import catalogue_schedules
 
 from pipecompile.ir import Kind, Schedule
 from pipecompile.schedules.building_blocks import loop
+from pipecompile.schedules.search import makespan_bound
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.workload import unit_workload
 from pipecompile.simulation.simulator import simulate
@@ -45,3 +46,23 @@ def test_memory_that_w_holds_delays_the_next_forward() -> None:
     """Room for one micro-batch and a fifth: half of one waits for W, so every forward of a device waits for the W before."""
     work = replace(unit_workload(loop(3, 3)), saved=(1.0,) * 3, weight_saved=(0.5,) * 3)
     assert makespan_lower_bound(work, 4, (1.2,) * 3) == 4 * 7.0
+
+
+def test_of_a_large_problem_the_choices_of_the_tightest_devices_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages on two devices. Device 1 has room for one micro-batch: it recomputes each, or waits for it."""
+    work = replace(unit_workload(loop(2, 2)), recipe=(0.1, 0.1), recompute=(3.0, 3.0))
+    capacity = (8.0, 1.2)
+    free, whole = (
+        makespan_lower_bound(replace(work, saved=(0.1, 0.1)), 8, capacity),
+        makespan_lower_bound(work, 8, capacity, recompute=True),
+    )
+    assert free < whole
+
+    def limited(cells: int) -> float:
+        monkeypatch.setattr(makespan_bound, "_CHOICE_CELLS", cells)
+        makespan_bound._cached_bound.cache_clear()
+        return makespan_lower_bound(work, 8, capacity, recompute=True)
+
+    assert limited(2 * 2 * 8) == whole
+    assert limited(0) == free
+    makespan_bound._cached_bound.cache_clear()
