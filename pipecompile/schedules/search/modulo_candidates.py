@@ -5,7 +5,7 @@
                     └──► with checkpoint="auto": the stages with the shortest plan, one changed ───┘
                          at a time until none is shorter
 
-A plan is the modulo schedule without delays. It takes some milliseconds, a list search takes a hundred times as long.
+A plan is the modulo schedule without delays: half a millisecond for 16 stages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
-from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
 from pipecompile.schedules.search.modulo_search import ModuloSearch
 
@@ -47,7 +46,7 @@ def modulo_candidates(
             flags = list(dict.fromkeys([shortest, *flags]))
         for each in flags:
             if goes_on():
-                found = _search(best.evaluator, best, each, goes_on).run(budget / len(placements) / len(flags))
+                found = _search(best, each, goes_on).run(budget / len(placements) / len(flags))
                 yield from [found] if found else []
 
 
@@ -59,7 +58,7 @@ def _shortest_plan(searches: Sequence[ListSearch], budget: float, goes_on: Calla
 
     def seconds(flags: Flags) -> float:
         if flags not in plans and (not plans or (len(plans) < left and goes_on())):
-            plans[flags] = _search(first.evaluator, first, flags, goes_on).planned_seconds()
+            plans[flags] = _search(first, flags, goes_on).planned_seconds()
         return plans.get(flags, inf)
 
     best = min((search.workload.is_recomputed for search in searches), key=seconds)
@@ -72,5 +71,6 @@ def _shortest_plan(searches: Sequence[ListSearch], budget: float, goes_on: Calla
     return best
 
 
-def _search(evaluator: Evaluator, like: ListSearch, flags: Flags, goes_on: Callable[[], bool]) -> ModuloSearch:
+def _search(like: ListSearch, flags: Flags, goes_on: Callable[[], bool]) -> ModuloSearch:
+    evaluator = like.evaluator
     return ModuloSearch(evaluator, evaluator.workload(flags, split=like.workload.split), like.m, goes_on)
