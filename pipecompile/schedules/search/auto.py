@@ -58,8 +58,8 @@ _MODULO_ACTIONS = 600_000
 _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
 
-_EXACT_SECONDS = 1.5
-"""CP-SAT's deterministic time at effort 1, for all placements with an open gap together: 3 to 17 seconds of the processor."""
+_EXACT_SECONDS = 3.0
+"""CP-SAT's deterministic time at effort 1, for all placements with an open gap together: mostly 3 to 10 seconds of the processor."""
 
 _NEGLIGIBLE = 1e-9
 """Relative tolerance for comparing seconds."""

@@ -1,8 +1,9 @@
 """The exact back end: CP-SAT of OR-Tools proves how good a schedule is, and improves it.
 
     refute     is there a schedule of at most t seconds? No: t is a bound. Halving the gap by propagation alone takes little time
-    search     for the shortest schedule: closes small cases
+    search     for the shortest schedule, from the bound upwards: closes small cases
     windows    the order of the best schedule is kept outside a window of time and searched within; the window moves on
+    search     downwards from the best schedule, in the time that is left
 
 All models have the makespan of the best schedule as their horizon, so a model without a solution proves that nothing is shorter.
 Without OR-Tools nothing is proven beyond the bounds of `makespan_bound.py`.
@@ -35,8 +36,8 @@ _LEAST_SECONDS = 6e-4
 _REFUTATIONS, _REFUTATION_SECONDS = 6, 0.01
 """Halvings of the gap, and the share of the budget that each may take."""
 
-_SEARCH_SHARE = 0.4
-"""Share of the budget for the search for the shortest schedule; windows take the rest. Without an incumbent there are no windows."""
+_SEARCH_SHARE = 0.5
+"""Share of the budget for the search from the bound. Windows and the last search take the rest; without an incumbent there are no windows."""
 
 _WINDOW_SECONDS = 0.05
 """Deterministic seconds of a window: of 64 cells, most windows of a quarter of the step are searched to the end in half of it."""
@@ -44,8 +45,8 @@ _WINDOW_SECONDS = 0.05
 _WIDTHS = (0.25, 0.4, 0.6)
 """Widths of windows as shares of the step: the next after the windows of one width, half overlapping, have found nothing."""
 
-_STEP = 1e-4
-"""Relative improvement that a window has to find: less is not worth a run."""
+_STEP = 0.9e-4
+"""Relative improvement that a run has to find: less is not worth it, and within the gap up to which a schedule counts as optimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,9 @@ def solve_exactly(
     budget = Budget(seconds[0], perf_counter() + seconds[1])
     search = _ExactSearch(problem, incumbent, shorter_than, bound, budget)
     search.refute(_REFUTATION_SECONDS * seconds[0])
-    search.search(seconds[0] * (_SEARCH_SHARE if incumbent else 1.0))
+    search.search(seconds[0] * _SEARCH_SHARE, from_bound=True)
     search.move_windows()
+    search.search(budget.seconds, from_bound=False)
     return ExactResult(search.best, search.bound, budget.is_interrupted)
 
 
@@ -137,15 +139,15 @@ class _ExactSearch:
                 above = target
                 self._take(model, solver, status)
 
-    def search(self, seconds: float) -> None:
+    def search(self, seconds: float, *, from_bound: bool) -> None:
         """Search for the shortest schedule."""
-        if not self.is_open:
+        if not self._is_worth_a_run():
             return
-        module, horizon = cp_sat(), self.seconds
+        module, horizon = cp_sat(), self.seconds * (1 - _STEP)
         model = self.problem.model(horizon, self.bound)
         if self.incumbent is not None:
             add_hint(model, self.incumbent, self.problem.evaluator)
-        solver, status = self._run(model, seconds, presolve=True)
+        solver, status = self._run(model, seconds, presolve=True, from_bound=from_bound)
         if status == module.INFEASIBLE:
             self.bound = horizon
             return
@@ -157,13 +159,13 @@ class _ExactSearch:
         for width in _WIDTHS:
             failures, sweep = 0, int(2 / width)
             for place in count():
-                if not self._is_worth_windows() or failures >= sweep:
+                if self.incumbent is None or not self._is_worth_a_run() or failures >= sweep:
                     break
                 start = place % sweep * width / 2
                 failures = 0 if self._improved(start, start + width) else failures + 1
 
-    def _is_worth_windows(self) -> bool:
-        return self.incumbent is not None and self.is_open and self.bound < self.seconds * (1 - _STEP)
+    def _is_worth_a_run(self) -> bool:
+        return self.is_open and self.bound < self.seconds * (1 - _STEP)
 
     def _improved(self, start: float, end: float) -> bool:
         """Return whether another order between two shares of the step is shorter."""
@@ -175,8 +177,11 @@ class _ExactSearch:
         solver, status = self._run(model, _WINDOW_SECONDS, presolve=False)
         return self._take(model, solver, status)
 
-    def _run(self, model: ExactModel, seconds: float, *, presolve: bool) -> tuple[Any, Any]:
-        return run(model.model, self.problem.n_actions, self.budget, seconds, presolve=presolve)
+    def _run(
+        self, model: ExactModel, seconds: float, *, presolve: bool, from_bound: bool = False
+    ) -> tuple[Any, Any]:
+        n_actions = self.problem.n_actions
+        return run(model.model, n_actions, self.budget, seconds, presolve=presolve, from_bound=from_bound)
 
     def _take(self, model: ExactModel, solver: Any, status: Any) -> bool:
         """Return whether the solution is a shorter schedule that fits; it becomes the incumbent. Its rows are simulated: the memory

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import importlib
+import logging
 import operator
 import sys
 from collections.abc import Iterator
@@ -117,23 +119,52 @@ def test_the_memory_is_not_looked_through_for_a_function_that_its_name_leads_to(
     assert [*functions_of(ran)] == [Named.method, Counted.forward, found_by_name]
 
 
-def test_another_profiler_is_left_in_place() -> None:
-    def profiler(*_: object) -> None:
-        return None
+def called() -> None:
+    return None
 
-    def called() -> None:
-        return None
 
-    before = sys.getprofile()
+def ignored(*_: object) -> None:
+    return None
+
+
+@pytest.fixture
+def _hooks() -> Iterator[None]:
+    profiler, tracer = sys.getprofile(), sys.gettrace()
+    yield
     sys.setprofile(profiler)
-    try:
-        code = ExecutedCode()
-        with code:
-            called()
-        assert sys.getprofile() is profiler
-    finally:
-        sys.setprofile(before)
+    sys.settrace(tracer)
+
+
+@pytest.mark.usefixtures("_hooks")
+def test_under_a_profiler_calls_are_noted_by_the_trace_function() -> None:
+    sys.settrace(None)
+    sys.setprofile(ignored)
+    code = ExecutedCode()
+    with code:
+        called()
+        logging.getLogger(__name__).warning("handlers of messages compute nothing of the model")
+        found_by_name()
+    assert sys.getprofile() is ignored
+    assert sys.gettrace() is None
+    assert {called.__code__, found_by_name.__code__} <= {one for one, _ in code.scopes.values()}
+    assert logging.Handler.handle.__code__ not in {one for one, _ in code.scopes.values()}
+
+
+@pytest.mark.usefixtures("_hooks")
+def test_under_a_profiler_and_a_debugger_a_warning_says_that_nothing_is_noted() -> None:
+    sys.setprofile(ignored)
+    sys.settrace(ignored)
+    code = ExecutedCode()
+    with pytest.warns(pc.RecordingWarning, match="a profiler and a debugger are active"), code, code.off:
+        called()
+    assert sys.getprofile() is ignored
+    assert sys.gettrace() is ignored
     assert not code.scopes
+
+
+def test_a_step_in_cprofile_notices_what_it_notices_otherwise(reads: ModuleType) -> None:
+    with cProfile.Profile():
+        test_what_executed_code_reads_is_guarded("evaluated code", reads)
 
 
 CALLS = [0]
