@@ -139,6 +139,7 @@ class CompileCache:
 
     def _note_use(self, specialization: Specialization) -> None:
         """Count a mini-batch, and make the specialization the last used; one that was dropped meanwhile serves this once."""
+        self.context.backend.used(specialization.number)
         specialization.calls += 1
         if specialization in self.entries:
             self.entries.remove(specialization)
