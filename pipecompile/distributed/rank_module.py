@@ -25,6 +25,7 @@ from pipecompile.distributed.pipeline_copies import PipelineCopies
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
+from pipecompile.distributed.whole_model_calls import parts_of_model
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.model_methods import overrides
 from pipecompile.errors import InputError
@@ -173,9 +174,10 @@ class RankModule(Pipeline):
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Return the parameters of this rank, of those that the model's own `parameters` returns."""
         if not overrides(self.model, "parameters"):
-            return super().parameters(recurse)
+            return parts_of_model(super().parameters(recurse), self._ranks.size)
         self._require_shards()
-        return iter([self._shards.shard_of(one) for one in self.model.parameters(recurse) if self._is_here(one)])
+        own = [self._shards.shard_of(one) for one in self.model.parameters(recurse) if self._is_here(one)]
+        return parts_of_model(iter(own), self._ranks.size)
 
     def _elsewhere(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if not self._is_here(parameter)]
