@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import Any
+
+import torch
 
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.microbatch_list import arguments_of
@@ -32,7 +32,8 @@ class CallBatch:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> CallBatch:
         """Return the batch of these arguments: nested containers, or objects that hold tensors."""
-        inputs, targets = _leaves((args, kwargs)), [] if target is None else _leaves(target)
+        inputs = args if not kwargs and _are_tensors(args) else _leaves((args, kwargs))
+        targets = [] if target is None else [target] if type(target) is torch.Tensor else _leaves(target)
         return cls((*inputs, *targets), tuple(range(len(inputs) + len(targets))), len(inputs))
 
     @classmethod
@@ -50,7 +51,7 @@ class CallBatch:
     @property
     def bits(self) -> int:
         """The places that there are, as bits."""
-        return reduce(or_, (1 << place for place in self.places), 0)
+        return sum(1 << place for place in {*self.places})
 
     def name(self, index: int) -> str:
         """Return what a leaf is called in an error."""
@@ -68,6 +69,11 @@ def _of_entries(entries: Any, *, with_target: bool) -> list[CallBatch]:
         named = {name: kwargs[name] for name in (*filter(kwargs.__contains__, order), *kwargs) if name != "target"}
         found.append(CallBatch.of(args, named, kwargs.get("target")))
     return found
+
+
+def _are_tensors(values: tuple[Any, ...]) -> bool:
+    """Return whether all are plain tensors: the usual case, in which nothing has to be taken apart."""
+    return all(type(value) is torch.Tensor for value in values)
 
 
 def _leaves(value: Any) -> list[Any]:

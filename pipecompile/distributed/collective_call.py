@@ -72,13 +72,16 @@ class CollectiveCall:
 
         A number is odd if none of its tensors may be a placeholder.
         """
-        read = self.batch.leaves[:_READ]
-        samples = [sample_of(leaf, is_due=is_due) for leaf in read]
-        is_whole = len(self.batch.leaves) <= _READ and not any(map(may_be_placeholder, samples, read))
-        by_place: list[list[tuple[bytes | None, Any]]] = [[] for _ in range(COMPARED_PLACES)]
-        for place, sample, leaf in zip(self.batch.places, samples, read, strict=False):
-            by_place[min(place, COMPARED_PLACES - 1)].append((sample, leaf))
-        numbers = [*map(_number, by_place)]
+        found: dict[int, list[tuple[bytes | None, bool]]] = {}
+        is_whole = len(self.batch.leaves) <= _READ
+        for place, leaf in zip(self.batch.places, self.batch.leaves[:_READ], strict=False):
+            sample = sample_of(leaf, is_due=is_due)
+            is_unsure = may_be_placeholder(sample, leaf)
+            is_whole = is_whole and not is_unsure
+            found.setdefault(min(place, COMPARED_PLACES - 1), []).append((sample, is_unsure))
+        numbers = [0] * COMPARED_PLACES
+        for place, samples in found.items():
+            numbers[place] = _number(samples)
         return [hash_of(repr(numbers)) | 1 if is_whole else 0, *numbers]
 
     def read_bits(self, reads: int | None) -> int | None:
@@ -152,13 +155,13 @@ def may_be_placeholder(sample: bytes | None, leaf: Any) -> bool:
     return sample == sample[:size] * (len(sample) // size)
 
 
-def _number(found: Sequence[tuple[bytes | None, Any]]) -> int:
-    """Return the number of a place for the samples of its leaves."""
+def _number(found: Sequence[tuple[bytes | None, bool]]) -> int:
+    """Return the number of a place for the samples of its leaves, each with whether it may be a placeholder."""
     samples = [sample for sample, _ in found]
     if None in samples or not any(samples):
         return 0
     number = _hash_of_bytes(b"|".join(filter(None, samples)))
-    return number & ~1 or 2 if any(may_be_placeholder(*each) for each in found) else number | 1
+    return number & ~1 or 2 if any(is_unsure for _, is_unsure in found) else number | 1
 
 
 def _elements(leaf: torch.Tensor) -> bytes:
