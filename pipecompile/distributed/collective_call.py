@@ -1,14 +1,15 @@
 """A call that all ranks of a pipeline make together, as the ranks compare it: the function, the modes, and the layout and samples
 of its batch.
 
-text       pipe.step(x (8, 4) float32, target (8,) int64), training         equal on all ranks
-contents   a number per leaf, from 16 elements of it                        of one batch: those of the leaves that are no placeholders
+text       pipe.step(input 0 (8, 4) float32, target (8,) int64), training   equal on all ranks
+contents   a number per place of the batch (call_batch.py)                  of one batch: those of the leaves that ranks read, or all
 digest     a number for all leaves, 0 if one may be a placeholder           equal where every rank has the whole batch
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -17,68 +18,90 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from pipecompile.torch_private import pytree
+from pipecompile.distributed.call_batch import CallBatch
 from pipecompile.tracing.ambient_modes import autocast_kinds
 
-__all__ = ["COMPARED_LEAVES", "CollectiveCall", "hash_of", "sample_of"]
+__all__ = ["COMPARED_PLACES", "CollectiveCall", "hash_of", "may_be_placeholder", "sample_of"]
 
-COMPARED_LEAVES = 16
-"""Number of leaves of a batch whose elements are compared. Layouts are compared of all."""
+COMPARED_PLACES = 16
+"""Number of places of a batch with a number each. Those of further inputs share the last one."""
 
 _SAMPLED = 16
 """Number of elements of a leaf that are compared: two batches of two labels are taken for one in 1 of 65,536 cases."""
 
+_READ = 64
+"""Number of leaves of a batch whose elements are read. Layouts are compared of all."""
+
 _SHOWN = 4
 """Number of elements of a leaf that an error shows."""
+
+_LAYOUTS_ALONE = ("pipe.prepare",)
+"""Functions that compute nothing: their batches are examples, and may have any elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A call of `function` on a batch. `leaves` are those of the inputs, then those of the target; `n_inputs` counts the former.
-
-    `modes` says how the call is run, in words. `function` may have arguments that are compared, in parentheses.
+    """A call of `function` on a batch. `modes` says how it is run, in words. `function` may have arguments that are compared, in
+    parentheses.
     """
 
     function: str
     modes: str = ""
-    leaves: tuple[Any, ...] = ()
-    n_inputs: int = 0
+    batch: CallBatch = field(default_factory=CallBatch)
 
     @classmethod
     def of(
-        cls, function: str, model: nn.Module, inputs: Any = (), target: Any = None, scaler: GradScaler | None = None
+        cls, function: str, model: nn.Module, batch: CallBatch | None = None, scaler: GradScaler | None = None
     ) -> CollectiveCall:
-        """Return a call with nested structures of inputs and of the target."""
-        leaves = pytree.tree_leaves(inputs)
-        targets = () if target is None else pytree.tree_leaves(target)
-        return cls(function, ", ".join([*_modes(model), *_scaling(scaler, model)]), (*leaves, *targets), len(leaves))
+        """Return a call on a batch in the modes of the model and of this thread."""
+        return cls(function, ", ".join([*_modes(model), *_scaling(scaler, model)]), batch or CallBatch())
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether the elements of the batch are compared."""
+        return bool(self.batch.leaves) and self.function not in _LAYOUTS_ALONE
 
     @property
     def key(self) -> int:
         """A number that is equal for calls that are alike but for the elements of their tensors."""
-        return hash_of(f"{self.function} {self.modes} {self.n_inputs} {[*map(_layout, self.leaves)]}")
+        layouts = [*map(_layout, self.batch.leaves)]
+        return hash_of(f"{self.function} {self.modes} {self.batch.n_inputs} {self.batch.places} {layouts}")
 
     def contents(self, *, is_due: bool) -> list[int]:
-        """Return the digest, then a number per leaf, 0 for a leaf that says nothing. Tensors on a GPU are read only if that `is_due`."""
-        samples = [sample_of(leaf, is_due=is_due) for leaf in self.leaves[:COMPARED_LEAVES]]
-        is_whole = len(self.leaves) <= COMPARED_LEAVES and None not in samples
-        numbers = [_hash_of_bytes(sample) | 1 if sample else 0 for sample in samples]
-        digest = hash_of(repr(numbers)) | 1 if is_whole else 0
-        return [digest, *numbers, *[0] * (COMPARED_LEAVES - len(numbers))]
+        """Return the digest, then a number per place, 0 for a place that says nothing. Tensors on a GPU are read only if that `is_due`.
+
+        A number is odd if none of its tensors may be a placeholder.
+        """
+        found: dict[int, list[tuple[bytes | None, bool]]] = {}
+        is_whole = len(self.batch.leaves) <= _READ
+        for place, leaf in zip(self.batch.places, self.batch.leaves[:_READ], strict=False):
+            sample = sample_of(leaf, is_due=is_due)
+            is_unsure = may_be_placeholder(sample, leaf)
+            is_whole = is_whole and not is_unsure
+            found.setdefault(min(place, COMPARED_PLACES - 1), []).append((sample, is_unsure))
+        numbers = [0] * COMPARED_PLACES
+        for place, samples in found.items():
+            numbers[place] = _number(samples)
+        return [hash_of(repr(numbers)) | 1 if is_whole else 0, *numbers]
+
+    def read_bits(self, reads: int | None) -> int | None:
+        """Return the places of `contents` of which a rank reads all inputs, as bits, for the leaves of a batch that it `reads`."""
+        if reads is None:
+            return None
+        last = COMPARED_PLACES - 1
+        rest = [place for place in self.batch.places if place >= last]
+        reads_rest = all(reads >> min(place, 61) & 1 for place in rest)
+        return reads & ((1 << last) - 1) & self.batch.bits | (int(bool(rest) and reads_rest) << last)
 
     def __str__(self) -> str:
-        layouts = [_layout(leaf) for leaf in self.leaves]
-        named = [f"{self._kind(place)} {layout}" for place, layout in enumerate(layouts)]
+        named = [f"{self.batch.name(index)} {_layout(leaf)}" for index, leaf in enumerate(self.batch.leaves)]
         call = self.function if self.function.endswith(")") else f"{self.function}({', '.join(named)})"
         return ", ".join([call, *filter(None, [self.modes])])
 
     def samples(self) -> str:
         """Return the first elements of each leaf, as text."""
-        tensors = [(place, leaf) for place, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
-        return ", ".join(f"{self._kind(place)} begins {_begin(leaf)}" for place, leaf in tensors)
-
-    def _kind(self, place: int) -> str:
-        return f"input {place}" if place < self.n_inputs else "target"
+        tensors = [(index, leaf) for index, leaf in enumerate(self.batch.leaves) if isinstance(leaf, torch.Tensor)]
+        return ", ".join(f"{self.batch.name(index)} begins {_begin(leaf)}" for index, leaf in tensors)
 
 
 def hash_of(text: str) -> int:
@@ -111,9 +134,7 @@ def _layout(leaf: Any) -> str:
 
 
 def sample_of(leaf: Any, *, is_due: bool) -> bytes | None:
-    """Return a few elements of a tensor, none of a plain value, whose layout says all. Return None for what may be a placeholder: a
-    tensor that cannot be read, or whose elements are equal.
-    """
+    """Return a few elements of a tensor, none of a plain value, whose layout says all. Return None for a tensor that cannot be read."""
     if leaf is None or isinstance(leaf, (bool, int, float, str)):
         return b""
     if type(leaf) not in (torch.Tensor, nn.Parameter) or leaf.device.type == "meta":
@@ -121,11 +142,26 @@ def sample_of(leaf: Any, *, is_due: bool) -> bytes | None:
     if leaf.device.type != "cpu" and not is_due:
         return None
     try:
-        found = _elements(leaf) if leaf.numel() else b""
+        return _elements(leaf) if leaf.numel() else b""
     except (RuntimeError, NotImplementedError):  # a layout or a dtype without `take`
         return None
-    size = leaf.element_size()
-    return None if found and found == found[:size] * (len(found) // size) else found
+
+
+def may_be_placeholder(sample: bytes | None, leaf: Any) -> bool:
+    """Return whether a leaf may stand for another one: it cannot be read, or its elements are equal."""
+    if not sample:
+        return sample is None
+    size = int(leaf.element_size())
+    return sample == sample[:size] * (len(sample) // size)
+
+
+def _number(found: Sequence[tuple[bytes | None, bool]]) -> int:
+    """Return the number of a place for the samples of its leaves, each with whether it may be a placeholder."""
+    samples = [sample for sample, _ in found]
+    if None in samples or not any(samples):
+        return 0
+    number = _hash_of_bytes(b"|".join(filter(None, samples)))
+    return number & ~1 or 2 if any(is_unsure for _, is_unsure in found) else number | 1
 
 
 def _elements(leaf: torch.Tensor) -> bytes:

@@ -91,12 +91,11 @@ class ContinuingPipeline(RankPipeline):
         self._made("pipe.prepare", partial(super().prepare, *args, **kwargs))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs = self._with_list(kwargs)
         return self._made("pipe", partial(super().forward, *args, **kwargs), (args, kwargs))
 
     def step(self, *args: Any, microbatches: Iterable[Any] | None = None, **kwargs: Any) -> Any:
-        if isinstance(microbatches, Iterator):  # it serves for one call
-            with self._communicator.guarded():
-                microbatches = [*microbatches]
+        microbatches = self._listed_once(microbatches)
         call = partial(super().step, *args, microbatches=microbatches, **kwargs)
         inputs = {name: value for name, value in kwargs.items() if name != "scaler"}
         return self._made("pipe.step", call, (args, inputs, microbatches))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from pipecompile.distributed.collective_call import hash_of, sample_of
+from pipecompile.distributed.collective_call import hash_of, may_be_placeholder, sample_of
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.user_source import warn
@@ -55,8 +55,9 @@ def warn_of_other_values(
 
 def _numbers(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
     """Return a number per tensor that has values, which is equal for equal elements."""
-    samples = {name: sample_of(tensor, is_due=True) for name, tensor in named}
-    return {name: hash_of(sample.hex()) for name, sample in samples.items() if sample}
+    samples = [(name, sample_of(tensor, is_due=True), tensor) for name, tensor in named]
+    told = [(name, sample) for name, sample, tensor in samples if sample and not may_be_placeholder(sample, tensor)]
+    return {name: hash_of(sample.hex()) for name, sample in told}
 
 
 def _other_names(rows: list[Mapping[str, int]]) -> list[str]:

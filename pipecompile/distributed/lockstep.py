@@ -20,7 +20,7 @@ from enum import IntEnum
 
 from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.call_rows import CallRows
-from pipecompile.distributed.collective_call import COMPARED_LEAVES, CollectiveCall
+from pipecompile.distributed.collective_call import COMPARED_PLACES, CollectiveCall
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import CopyDisagreement, RankLost
 from pipecompile.distributed.rank_mesh import RankMesh
@@ -29,8 +29,10 @@ from pipecompile.errors import PipecompileError, PlanError
 
 __all__ = ["Lockstep"]
 
-Reads = Callable[[int], int | None]
-"""A function from the number of a recording to the leaves that this rank's stages read of a batch, as bits; None if it is not known."""
+Reads = Callable[[int, int], int | None]
+"""A function from the number of a recording, and of the inputs of a batch, to the leaves that this rank's stages read of it, as bits;
+None if it is not known.
+"""
 
 _ASKED, _VERDICT = "what a rank is asked for", "verdict on what ranks are asked for"
 
@@ -59,8 +61,8 @@ class Lockstep:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator, self.calls = communicator, 0
-        self._rows = CallRows(communicator, _CONTENTS + COMPARED_LEAVES)
-        self.reads: Reads = lambda _: None
+        self._rows = CallRows(communicator, _CONTENTS + COMPARED_PLACES)
+        self.reads: Reads = lambda *_: None
         self._call: CollectiveCall | None = None
         self._compared: tuple[int, int] | None = None
         self._is_pending = self._is_late = self.is_whole = False
@@ -109,6 +111,9 @@ class Lockstep:
         """Compare the samples of a call that has this recording now, unless that is done."""
         if self._is_late:
             self._is_late = False
+            assert self._call is not None
+            if not self._call.has_samples:
+                return
             self._compare(recording)
 
     def _compare_error(self, error: PipecompileError) -> None:
@@ -116,7 +121,7 @@ class Lockstep:
         assert self._call is not None
         self._is_pending = False
         call = replace(self._call, modes=f"{self._call.modes}, which raised {type(error).__name__}: {error.what}")
-        row = [call.key, 0, _UNKNOWN, *[0] * (1 + COMPARED_LEAVES)]
+        row = [call.key, 0, _UNKNOWN, *[0] * (1 + COMPARED_PLACES)]
         try:
             verdict, *_ = _exchanged(self._rows, self._communicator.ranks, row)
         except RankLost:
@@ -129,11 +134,11 @@ class Lockstep:
     def _compare(self, found: int) -> tuple[int, int]:
         communicator, call = self._communicator, self._call
         assert call is not None
-        reads = self.reads(found) if found else None
+        is_compared = bool(found) and call.has_samples
+        reads = call.read_bits(self.reads(found, call.batch.n_inputs)) if is_compared else None
         is_due = self.calls & (self.calls - 1) == 0  # reading a GPU waits for it: in calls 1, 2, 4, 8 ...
-        contents = call.contents(is_due=is_due) if found else [0] * (1 + COMPARED_LEAVES)
-        bits = _UNKNOWN if reads is None else reads & ((1 << len(call.leaves)) - 1)
-        row = [call.key, found, bits, *contents]
+        contents = call.contents(is_due=is_due) if is_compared else [0] * (1 + COMPARED_PLACES)
+        row = [call.key, found, _UNKNOWN if reads is None else reads, *contents]
         try:
             verdict, highest, lowest, is_whole = _exchanged(self._rows, communicator.ranks, row)
         except RankLost as lost:
@@ -200,12 +205,12 @@ def _verdict_on(rows: Sequence[Sequence[int]]) -> int:
 def _conflict(one: Sequence[int], other: Sequence[int]) -> bool:
     """Return whether two ranks that read these leaves have other samples. A rank that reads none may have any."""
     (reads, *contents), (other_reads, *other_contents) = one, other
-    pairs = enumerate(zip(contents, other_contents, strict=True))
-    differs = {place: a != b for place, (a, b) in pairs if a and b}
-    if not differs or not reads or not other_reads:
+    said = [(place, a, b) for place, (a, b) in enumerate(zip(contents, other_contents, strict=True)) if a and b]
+    if not reads or not other_reads:
         return False
     both = 0 if _UNKNOWN in (reads, other_reads) else reads & other_reads
-    return all(differs.values()) or any(is_other and both >> place & 1 for place, is_other in differs.items())
+    no_placeholders = [a != b for _, a, b in said if a & b & 1]
+    return (bool(no_placeholders) and all(no_placeholders)) or any(a != b and both >> place & 1 for place, a, b in said)
 
 
 def _other_calls(communicator: Communicator, texts: Sequence[str]) -> PlanError:

@@ -147,6 +147,9 @@ class RankBackend:
     def agree_on_error(self, error: PipecompileError) -> None:
         agree_on_error(self.communicator, error, in_copy=self._is_planned)
 
+    def used(self, recording: int) -> None:
+        self.lockstep.compare_samples(recording)
+
     def share_plan(self, planned: Planned | None) -> Planned:
         """Send the plan and the samples of its micro-batches from the planner to the others. The problem stays with the planner."""
         text = "" if planned is None else f"{planned.samples or ''}\n{planned.plan.to_json()}"

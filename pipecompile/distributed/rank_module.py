@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -12,6 +12,8 @@ from typing import Any, Self, cast
 import torch
 from torch import nn
 
+from pipecompile.batching.microbatch_list import Microbatch, is_list_asked
+from pipecompile.distributed.call_batch import CallBatch
 from pipecompile.distributed.collective_call import CollectiveCall
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.compile_settings import settings_text
@@ -23,6 +25,7 @@ from pipecompile.distributed.pipeline_copies import PipelineCopies
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
+from pipecompile.distributed.whole_model_calls import parts_of_model
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.model_methods import overrides
 from pipecompile.errors import InputError
@@ -86,8 +89,7 @@ class RankModule(Pipeline):
     def _together(
         self,
         function: str,
-        inputs: Any = None,
-        target: Any = None,
+        batch: CallBatch | None = None,
         scaler: torch.amp.GradScaler | None = None,
         *,
         is_looked_up: bool = False,
@@ -100,9 +102,8 @@ class RankModule(Pipeline):
         with self._cache.context.calls.held(), self._begun(in_copy=in_copy):
             self._home_new_parameters()
             self._communicator.connect()
-            is_compared = inputs is not None and self._ranks.size > 1
-            seen = (self.model, inputs, target, scaler)
-            call = CollectiveCall.of(function, *seen) if is_compared else CollectiveCall(function)
+            is_compared = batch is not None and self._ranks.size > 1
+            call = CollectiveCall.of(function, self.model, batch, scaler) if is_compared else CollectiveCall(function)
             loaded = f"after {self._loads} load_state_dict" if self._loads else ""
             self.replicas.modes = ", ".join(filter(None, [call.modes, loaded]))
             call = replace(call, modes=", ".join(filter(None, [self.replicas.modes, self._rescheduled])))
@@ -114,6 +115,27 @@ class RankModule(Pipeline):
         self._communicator.begin(in_copy=in_copy)
         with self._communicator.guarded():
             yield
+
+    def _batch(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None, entries: Any = None
+    ) -> CallBatch:
+        """Return the batch of a call as the ranks compare it. `entries` is a list of micro-batches."""
+        if entries is None:
+            return CallBatch.of(args, kwargs, target)
+        return CallBatch.of_list(entries, with_target=self._options.is_target_required)
+
+    def _listed_once(self, entries: Any) -> Any:
+        """Return what gives micro-batches as a list, which the ranks can compare. A failure of a generator or a loader is posted."""
+        if not isinstance(entries, Iterable) or isinstance(entries, (Sequence, Mapping, Microbatch, torch.Tensor)):
+            return entries
+        with self._communicator.guarded():
+            return [*entries]
+
+    def _with_list(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return keyword arguments of a call, with the list that their micro-batches are."""
+        if not is_list_asked(self.model.forward, kwargs):
+            return kwargs
+        return kwargs | {"microbatches": self._listed_once(kwargs["microbatches"])}
 
     def _require_shards(self) -> None:
         """Raise InputError if parameters are to be sharded and have not been: a first compile places them."""
@@ -152,9 +174,10 @@ class RankModule(Pipeline):
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Return the parameters of this rank, of those that the model's own `parameters` returns."""
         if not overrides(self.model, "parameters"):
-            return super().parameters(recurse)
+            return parts_of_model(super().parameters(recurse), self._ranks.size)
         self._require_shards()
-        return iter([self._shards.shard_of(one) for one in self.model.parameters(recurse) if self._is_here(one)])
+        own = [self._shards.shard_of(one) for one in self.model.parameters(recurse) if self._is_here(one)]
+        return parts_of_model(iter(own), self._ranks.size)
 
     def _elsewhere(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if not self._is_here(parameter)]

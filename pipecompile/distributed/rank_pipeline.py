@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from pipecompile.batching.empty_batch import has_no_samples
+from pipecompile.batching.microbatch_list import is_list_asked
 from pipecompile.batching.microbatches import MiniBatch, split_sizes
 from pipecompile.distributed.batchnorm_sync import synchronised_line
 from pipecompile.distributed.clock_sync import gathered_spans
@@ -31,15 +32,12 @@ from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.evaluation import Evaluation, RunningTotal, ValidationLoop
 from pipecompile.driver.model_proxy import check_norms
 from pipecompile.driver.signature import signature_of
-from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
 from pipecompile.ir import Kind
 from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
-from pipecompile.runtime.executable import Executable
-from pipecompile.runtime.registers import Frame
 
 __all__ = ["RankPipeline"]
 
@@ -59,10 +57,11 @@ class RankPipeline(RankModule):
         groups = (ranks.group, ranks.replica_group, ranks.tensor_group)
         self._groups = tuple(CollectiveGroup(group, self._communicator) for group in groups if group is not None)
         self.clock_error, self._is_evaluating = 0.0, False
-        self._leaves_read: dict[int, int] = {}  # by the number of a recording
+        self._leaves_read: dict[tuple[int, int], int] = {}  # by the number of a recording and of its inputs
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs, on all ranks together."""
+        kwargs = self._with_list(kwargs)
         with self._called("pipe.prepare", args, kwargs):
             super().prepare(*args, **kwargs)
 
@@ -78,6 +77,7 @@ class RankPipeline(RankModule):
                 hint="pipe.step(x, target=...), or torch.no_grad() around it",
             )
         self._require_shards()
+        kwargs = self._with_list(kwargs)
         with self._called("pipe", args, kwargs):
             return super().forward(*args, **kwargs)
 
@@ -99,10 +99,11 @@ class RankPipeline(RankModule):
         self._require_shards()
         if self._is_evaluating:
             return self._loss_alone(args, kwargs, target=target, scaler=scaler, microbatches=microbatches)
-        batch = (args, kwargs) if microbatches is None else microbatches
+        microbatches = self._listed_once(microbatches)
         is_empty = self.replicas.group is not None and self._is_empty(args, kwargs, microbatches)
         is_looked_up = bool(self._cache) and not is_empty
-        together = self._together("pipe.step", batch, target, scaler, is_looked_up=is_looked_up)
+        batch = self._batch(args, kwargs, target, microbatches)
+        together = self._together("pipe.step", batch, scaler, is_looked_up=is_looked_up)
         with together, self._with_parameters(args, kwargs, is_mini_batch=is_looked_up and microbatches is None):
             samples = None if self._options.loss_reduction == "sum" else 1  # a list says later what its loss counts
             if samples and microbatches is None and not is_empty:
@@ -146,9 +147,9 @@ class RankPipeline(RankModule):
 
     def _loss_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], **given: Any) -> Any:
         """Return the loss of this copy of the pipeline alone, in an evaluation."""
-        batch = (args, kwargs) if given["microbatches"] is None else given["microbatches"]
+        batch = self._batch(args, kwargs, given["target"], given["microbatches"])
         in_copy = bool(self._cache) and self._is_alone
-        with self._together("pipe.step", batch, given["target"], is_looked_up=bool(self._cache), in_copy=in_copy):
+        with self._together("pipe.step", batch, is_looked_up=bool(self._cache), in_copy=in_copy):
             return super().step(*args, **kwargs, **given)
 
     def _is_empty(self, args: tuple[Any, ...], kwargs: dict[str, Any], microbatches: Any) -> bool:
@@ -204,10 +205,9 @@ class RankPipeline(RankModule):
     def _called(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         is_known = bool(self._cache)
         in_copy = is_known and self._is_alone
-        with (
-            self._together(function, (args, kwargs), is_looked_up=is_known, in_copy=in_copy),
-            self._shards.whole(),
-        ):
+        entries = kwargs["microbatches"] if is_list_asked(self.model.forward, kwargs) else None
+        batch = self._batch(args, kwargs, entries=entries)
+        with self._together(function, batch, is_looked_up=is_known, in_copy=in_copy), self._shards.whole():
             yield
 
     @property
@@ -218,7 +218,7 @@ class RankPipeline(RankModule):
     def needs_inputs(self) -> bool:
         """Whether this rank uses the inputs of a batch, by the last recording. If not, it may pass zeros of the same shapes."""
         latest = self._cache.latest
-        bits = self._reads(latest.number) or 0
+        bits = self._reads(latest.number, len(latest.inputs)) or 0
         is_read = bool(bits & (1 << min(len(latest.inputs), 62)) - 1)
         return is_read or (self.needs_targets and latest.loss_reads_inputs)
 
@@ -234,21 +234,19 @@ class RankPipeline(RankModule):
         with self._together("pipe.sum_over_copies"):
             return summed(values, self.replicas.group)
 
-    def _reads(self, recording: int) -> int | None:
-        """Return the leaves of a batch that this rank's stages read, as bits: those of the inputs, then all of the target."""
-        if recording not in self._leaves_read:
+    def _reads(self, recording: int, n_inputs: int) -> int | None:
+        """Return the leaves of a batch that this rank's stages read, as bits: those of the inputs, then all of the target. Return None
+        for a recording of another number of inputs.
+        """
+        if (recording, n_inputs) not in self._leaves_read:
             entry = next((entry for entry in self._cache.entries if entry.number == recording), None)
-            if entry is None:
+            if entry is None or len(entry.inputs) != n_inputs:
                 return None
             placement = entry.plan.placement
-            self._leaves_read[recording] = leaves_read(entry.routes, placement, entry.inputs, self._ranks.index)
-        return self._leaves_read[recording]
-
-    def _run(
-        self, executable: Executable, specialization: Specialization, batch: MiniBatch, arrivals: dict[Any, Any]
-    ) -> Frame:
-        self._lockstep.compare_samples(specialization.number)
-        return super()._run(executable, specialization, batch, arrivals)
+            self._leaves_read[recording, n_inputs] = leaves_read(
+                entry.routes, placement, entry.inputs, self._ranks.index
+            )
+        return self._leaves_read[recording, n_inputs]
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False

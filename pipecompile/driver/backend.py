@@ -66,6 +66,9 @@ class Backend(Protocol):
     def agree_on_error(self, error: PipecompileError) -> None:
         """Note that this process could not record the model. If none could, the pipeline goes on after the error."""
 
+    def used(self, recording: int) -> None:
+        """Note that the present call runs this recording, or one of a list of micro-batches that has others too."""
+
     def share_plan(self, planned: Planned | None) -> Planned:
         """Return the planner's plan on every process. `planned` is None on all processes but the planner."""
 
@@ -126,6 +129,9 @@ class ProcessBackend:
         pass
 
     def agree_on_error(self, error: PipecompileError) -> None:
+        pass
+
+    def used(self, recording: int) -> None:
         pass
 
     def share_plan(self, planned: Planned | None) -> Planned:

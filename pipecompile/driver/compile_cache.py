@@ -139,10 +139,9 @@ class CompileCache:
 
     def _note_use(self, specialization: Specialization) -> None:
         """Count a mini-batch, and make the specialization the last used; one that was dropped meanwhile serves this once."""
+        self.context.backend.used(specialization.number)
         specialization.calls += 1
-        if specialization in self.entries:
-            self.entries.remove(specialization)
-            self.entries.append(specialization)
+        self.entries.sort(key=lambda entry: entry is specialization)
 
     def for_call(self, specialization: Specialization, batch: MiniBatch) -> Specialization:
         """Return the specialization that runs a call, with the merge rules of its outputs if there are several micro-batches.

@@ -65,6 +65,34 @@ def world_sampler(rank: int) -> Any:
     return pipe.step(x[rank], target=y[rank]).item()
 
 
+class Scaled(nn.Module):
+    """Two layers on two ranks, which both multiply by a number in a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> Any:
+        return self.second(torch.tanh(self.first(x * scale))) * scale
+
+
+def other_samples(rank: int) -> Any:
+    """Step with other samples on each rank, in forms of batches of which only types were compared; return the errors."""
+    pipe, (x, y) = compiled(), batches(2)
+    torch.manual_seed(0)
+    scaled = pc.compile(Scaled(), 2, pin={"first": 0, "second": 1}, n_microbatches=2, loss_fn=square, cost="analytic")
+    ones, number, parts = torch.ones(8, 4), torch.tensor(2.0), [*zip(x[rank].split(4), y[rank].split(4), strict=True)]
+    lists: dict[str, Any] = {"generator": (part for part in parts)}
+    lists["list"] = [pc.Microbatch(part, target=target) for part, target in parts]
+    said = {name: error_of(lambda given=given: pipe.step(microbatches=given)) for name, given in lists.items()}
+    count = error_of(lambda: pipe.step(microbatches=iter(parts[rank:])))
+    said["number"] = error_of(lambda: scaled.step(x[0], number + rank, target=y[0]))
+    said["zeros"] = error_of(lambda: scaled.step(x[0], ones * (1 - rank), target=y[0]))
+    zeros = torch.zeros(8, 4)
+    went_on = scaled.step(zeros if rank else x[0], number, target=y[0] if rank else zeros).item()
+    return json.dumps([count, said, went_on == scaled.step(x[0], number, target=y[0]).item()])
+
+
 def skipped(rank: int) -> Any:
     pipe, (x, y) = compiled(), batches(4)
     return [pipe.step(x[i], target=y[i]).item() for i in range(4) if (rank, i) != (1, 1)]
@@ -222,6 +250,7 @@ MISTAKES: dict[str, Callable[[int], Any]] = {
     "batch of another size": another_size,
     "sampler over all ranks": world_sampler,
     "skipped step": skipped,
+    "other samples": other_samples,
     "eval": lambda rank: alone(rank, lambda pipe: pipe.eval()),
     "autocast": autocast,
     "no_grad": without_gradients,

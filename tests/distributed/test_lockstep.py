@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipecompile.distributed.call_batch import CallBatch
 from pipecompile.distributed.collective_call import CollectiveCall
 from pipecompile.distributed.failure_report import RankLost
 from pipecompile.distributed.lockstep import Lockstep
@@ -29,7 +30,7 @@ def errors_of(calls: list[CollectiveCall], reads: list[int | None] | None = None
     def run(communicator: ThreadCommunicator) -> str:
         communicator.connect()
         here, lockstep = communicator.ranks.index, Lockstep(communicator)
-        lockstep.reads = lambda _: None if reads is None else reads[here]
+        lockstep.reads = lambda *_: None if reads is None else reads[here]
         try:
             with lockstep.of(calls[here], is_looked_up=True):
                 assert lockstep.is_pending
@@ -43,7 +44,7 @@ def errors_of(calls: list[CollectiveCall], reads: list[int | None] | None = None
 
 
 def step(x: torch.Tensor, y: torch.Tensor) -> CollectiveCall:
-    return CollectiveCall.of("pipe.step", MODEL, (x,), y)
+    return CollectiveCall.of("pipe.step", MODEL, CallBatch.of((x,), {}, y))
 
 
 def test_ranks_with_one_batch_go_on() -> None:
@@ -74,6 +75,8 @@ def test_ranks_with_other_samples_all_raise() -> None:
         ((X, 0 * Y), (ZEROS, Y), [READS_X, READS_Y], False),  # one on each: nothing can be compared
         ((X, Y), (X + 8, Y), [READS_X, READS_Y], False),  # noise where x is not read, beside the right target
         ((X, Y), (X + 8, Y), [READS_X, READS_X | READS_Y], True),  # both read x
+        ((X, Y), (ZEROS, Y), [READS_X, READS_X | READS_Y], True),  # and the second has a placeholder
+        ((ZEROS + 1, Y), (ZEROS, Y), [READS_X, READS_X | READS_Y], True),  # a mask, or a number
         ((X, Y), (X + 8, Y + 8), [READS_X | READS_Y, 0], False),  # the second reads nothing
         ((X, Y), (X + 8, Y + 8), None, True),  # it is not known what they read
         ((X, Y), (X + 8, Y), None, False),
@@ -86,7 +89,7 @@ def test_samples_are_compared_where_they_say_something(
 
 
 def test_a_batch_that_one_rank_alone_reads_may_be_anything_on_the_others() -> None:
-    calls = [CollectiveCall.of("pipe.step", MODEL, (x,)) for x in (X, X + 8)]
+    calls = [CollectiveCall.of("pipe.step", MODEL, CallBatch.of((x,), {})) for x in (X, X + 8)]
     assert errors_of(calls, [READS_X, READS_Y]) == ["", ""]
 
 
@@ -94,7 +97,7 @@ def test_samples_of_a_call_without_a_recording_are_compared_once_it_has_one() ->
     def run(communicator: ThreadCommunicator) -> tuple[bool, str]:
         communicator.connect()
         here, lockstep = communicator.ranks.index, Lockstep(communicator)
-        lockstep.reads = lambda _: (READS_X, READS_Y)[here]
+        lockstep.reads = lambda *_: (READS_X, READS_Y)[here]
         with lockstep.of(step(X + here, Y + here)):
             assert not lockstep.is_pending
             with pytest.raises(PlanError, match="have different samples in the same step") as caught:
@@ -192,6 +195,16 @@ def test_samples_of_other_steps_or_ranks_are_refused(mistakes: dict[str, list[st
         assert "CopyDisagreement: the ranks of a pipeline have different samples in the same step" in text
         assert "rank 0: input 0 begins" in text
         assert "rank 1: input 0 begins" in text
+
+
+@pytest.mark.timeout(700)
+def test_samples_in_lists_and_placeholders_where_they_are_read_are_refused(mistakes: dict[str, list[str]]) -> None:
+    """Losses of x of one sample and y of another, and scales of each rank's own, before; with a generator of fewer, the timeout."""
+    for text in mistakes["other samples"]:
+        count, said, goes_on = json.loads(text.splitlines()[0].removeprefix("result: "))
+        assert "the ranks of a pipeline are asked for different things" in count
+        assert [name for name, error in said.items() if "different samples in the same step" not in error] == []
+        assert goes_on, "placeholders where they are not read"
 
 
 @pytest.mark.timeout(700)

@@ -1,0 +1,43 @@
+"""Functions of torch that take the parameters of a pipeline for those of the whole model: each rank would compute with its own part.
+
+    torch.nn.utils.clip_grad_norm_(pipe.parameters(), 1.0)     a norm per rank ──► another factor on each
+    torch.optim.LBFGS(pipe.parameters())                       a line search per rank ──► other steps, and other numbers of calls
+
+They are known by the frame that reads the first parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+from torch import nn
+
+from pipecompile.errors import InputError
+
+__all__ = ["parts_of_model"]
+
+
+def parts_of_model(parameters: Iterator[nn.Parameter], n_ranks: int) -> Iterator[nn.Parameter]:
+    """Yield the parameters of one of so many ranks. Raise InputError in a function that has to have those of all."""
+    frame = inspect.currentframe()
+    if n_ranks > 1 and frame is not None and frame.f_back is not None:
+        _refuse(frame.f_back, n_ranks)
+    yield from parameters
+
+
+def _refuse(reader: FrameType, n_ranks: int) -> None:
+    if reader.f_code.co_name == "clip_grad_norm_" and reader.f_globals.get("__name__") == "torch.nn.utils.clip_grad":
+        raise InputError(
+            "torch.nn.utils.clip_grad_norm_ is given the parameters of a pipeline",
+            why=f"each of {n_ranks} ranks has those of its own stages, and would clip by their norm alone",
+            hint="pipe.clip_grad_norm_(max_norm), by the norm of the whole model, on all ranks",
+        )
+    if isinstance(reader.f_locals.get("self"), torch.optim.LBFGS):
+        raise InputError(
+            "torch.optim.LBFGS is given the parameters of a pipeline",
+            why=f"its step depends on all parameters together, and each of {n_ranks} ranks has those of its own stages",
+            hint="an optimizer that updates each parameter by its own gradient (AdamW), or devices=[...], the stages in one process",
+        )
