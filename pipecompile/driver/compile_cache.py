@@ -139,10 +139,10 @@ class CompileCache:
 
     def _note_use(self, specialization: Specialization) -> None:
         """Count a mini-batch, and make the specialization the last used; one that was dropped meanwhile serves this once."""
-        specialization.calls += 1
-        if specialization in self.entries:
-            self.entries.remove(specialization)
-            self.entries.append(specialization)
+        if specialization.note_call() and self.context.backend.holds_model:  # ranks would have to agree on new programs
+            specialization.drop_programs()
+            self.listed.clear()
+        self.entries.sort(key=lambda one: one is specialization)
 
     def for_call(self, specialization: Specialization, batch: MiniBatch) -> Specialization:
         """Return the specialization that runs a call, with the merge rules of its outputs if there are several micro-batches.

@@ -25,7 +25,7 @@ from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.function_state import generators_near
 from pipecompile.tracing.state.random_states import RandomSource, generator_sources, random_sources
 
-__all__ = ["SideEffects"]
+__all__ = ["SideEffects", "called_modules"]
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,11 @@ def _sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSo
     hooks = [hook for one in called for table in forward_hooks_of(one) for hook in table.values()]
     generators = [*drawn_generators(module, nodes), *(found for hook in hooks for found in generators_near(hook))]
     return tuple((random_sources if called else generator_sources)(generators))
+
+
+def called_modules(stage: Stage) -> list[nn.Module]:
+    """Return the layers and pieces that a stage calls."""
+    return _called_modules(stage.module, list(stage.module.graph.nodes))
 
 
 def _called_modules(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[nn.Module]:
