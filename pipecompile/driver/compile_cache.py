@@ -140,8 +140,10 @@ class CompileCache:
     def _note_use(self, specialization: Specialization) -> None:
         """Count a mini-batch, and make the specialization the last used; one that was dropped meanwhile serves this once."""
         self.context.backend.used(specialization.number)
-        specialization.calls += 1
-        self.entries.sort(key=lambda entry: entry is specialization)
+        if specialization.note_call() and self.context.backend.holds_model:  # ranks would have to agree on new programs
+            specialization.drop_programs()
+            self.listed.clear()
+        self.entries.sort(key=lambda one: one is specialization)
 
     def for_call(self, specialization: Specialization, batch: MiniBatch) -> Specialization:
         """Return the specialization that runs a call, with the merge rules of its outputs if there are several micro-batches.
@@ -285,8 +287,7 @@ class CompileCache:
         self.decision = decision
         if not self.entries and self.context.meta_init.is_done:
             self._values_ready(specialization)
-        self.traces += 1
-        specialization.number = self.traces
+        self.traces = specialization.number = self.traces + 1
         self.checks.register(specialization)
         self.entries.append(specialization)
         if len(self.entries) > self.options.cache_size:

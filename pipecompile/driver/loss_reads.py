@@ -20,7 +20,7 @@ from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError, RecordingWarning
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.runtime.cells.side_effects import SideEffects
-from pipecompile.torch_private.device_functions import to_device
+from pipecompile.torch_private.device_functions import copied, to_device
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import memory_state
 from pipecompile.tracing.state.effect_places import EffectPlace
@@ -139,8 +139,8 @@ def _call_on_zeros(specialization: Specialization, samples: int, target: Any) ->
     for place in outputs.places:
         value = outputs.values[place]
         zeros = torch.zeros(outputs.shape(place, samples), dtype=value.dtype, device=device)
-        tensors.append(zeros.requires_grad_(value.requires_grad))
-    targets = [] if target is None else [to_device(target, device)]
+        tensors.append(zeros.requires_grad_(value.requires_grad).clone())  # the loss may write into what it gets
+    targets = [] if target is None else [copied(to_device(target, device))]
     assert options.loss_fn is not None
     options.loss_fn(outputs.output(tensors, samples), *targets)
 

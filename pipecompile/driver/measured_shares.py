@@ -20,7 +20,7 @@ from pipecompile.batching.microbatches import Weights, loss_weights
 from pipecompile.driver.loss_trial import loss_undone
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.ir import TARGET
-from pipecompile.torch_private.device_functions import to_device
+from pipecompile.torch_private.device_functions import copied, to_device
 
 __all__ = ["MeasuredShares"]
 
@@ -174,8 +174,8 @@ class MeasuredShares:
             tensor.detach().requires_grad_(bool(self.outputs.values[place].requires_grad))
             for place, tensor in zip(self.outputs.places, tensors, strict=True)
         ]
-        output = self.outputs.output(leaves, samples)
-        target = [to_device(given[TARGET], self.device)] if given.get(TARGET) is not None else []
+        output = self.outputs.output([leaf.clone() for leaf in leaves], samples)  # the loss may write into what it gets
+        target = [copied(to_device(given[TARGET], self.device))] if given.get(TARGET) is not None else []
         loss = self.loss_fn(output, *target)
         loss = loss[0] if self.has_aux else loss
         trained = [leaf for leaf in leaves if leaf.requires_grad]

@@ -27,6 +27,7 @@ from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
 from pipecompile.runtime.results import own_loss
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.device_functions import copied
 from pipecompile.torch_private.fx_graphs import codegen_of
 from pipecompile.torch_private.storages import is_traceable_wrapper_subclass
 from pipecompile.tracing.guards.state_guards import StateGuards
@@ -118,7 +119,7 @@ def _loss(options: Options, output: Any, targets: tuple[Any, ...]) -> torch.Tens
     if options.loss_fn is None:
         own: torch.Tensor | None = own_loss(output)
         return own
-    loss = options.loss_fn(output, *targets)
+    loss = options.loss_fn(output, *map(copied, targets))
     if options.has_aux and isinstance(loss, tuple):
         loss = loss[0]
     return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None

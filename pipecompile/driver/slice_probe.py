@@ -18,6 +18,7 @@ from pipecompile.errors import PlanError
 from pipecompile.graph.sequence_axes import Axis
 from pipecompile.runtime.cells.sliced import KeysValues
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.device_functions import copied
 
 __all__ = ["compare_losses", "compare_outputs"]
 
@@ -63,7 +64,7 @@ def compare_losses(
     """Raise PlanError if the weighted losses of the slices of a micro-batch do not add up to its loss. Targets may be None."""
 
     def loss(output: Any, target: Any) -> torch.Tensor:
-        result: torch.Tensor = loss_fn(output) if target is None else loss_fn(output, target)
+        result: torch.Tensor = loss_fn(output) if target is None else loss_fn(output, copied(target))
         return result.detach()
 
     expected = loss(outputs[0], targets[0])

@@ -28,11 +28,13 @@ from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
+from pipecompile.runtime.cells.side_effects import called_modules
 from pipecompile.runtime.cells.sliced import SliceState
 from pipecompile.runtime.cells.stage_call import StageCode
 from pipecompile.runtime.cells.torch_compiled import stage_codes
 from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.results import Outputs, own_loss
+from pipecompile.torch_private.modules import forward_hooks_of
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
@@ -89,6 +91,8 @@ class Specialization:
     stage_devices: tuple[torch.device, ...] = field(init=False)
     single_value_norm: str = field(init=False)
     _codes: tuple[StageCode, ...] = ()
+    _layers: tuple[torch.nn.Module, ...] | None = field(default=None, init=False)
+    _hooks: tuple[Any, ...] = field(default=(), init=False)
     _flow: BatchFlow | None = None
     _outputs: Outputs | None = field(default=None, init=False)
 
@@ -232,6 +236,24 @@ class Specialization:
         return replace(
             recording, checked=self.checked, read=tuple(lifted.holders), guards=(*recording.guards, *conditions)
         )
+
+    def note_call(self) -> bool:
+        """Count a mini-batch. Return whether layers have other forward hooks than at the one before."""
+        self.calls += 1
+        if self._layers is None:
+            self._layers = tuple(one for stage in self.stages for one in called_modules(stage))
+        hooks = tuple(hook for one in self._layers for table in forward_hooks_of(one) for hook in table.values())
+        if [*map(id, hooks)] == [*map(id, self._hooks)]:
+            return False
+        self._hooks = hooks
+        return True
+
+    def drop_programs(self) -> None:
+        """Drop what runs: programs know what their stages draw and change, forward hooks of layers included."""
+        self.executables.clear()
+        self.slicing.clear()
+        if self.merging is not None:
+            self.merging.executables.clear()
 
     def reschedule(self, options: Options) -> None:
         """Take other options. Programs are lowered anew at their next use."""

@@ -112,3 +112,23 @@ class OwnLoss(nn.Module):
 
 def test_a_scalar_output_is_a_loss() -> None:
     specialized(OwnLoss(), loss_fn=None).require_loss(with_target=False)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_hook_of_a_layer_that_comes_after_a_step_runs_once(*, as_list: bool) -> None:
+    model, x, seen = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), torch.randn(4, 4), list[torch.Tensor]()
+    options = {"cost": "analytic", "devices": ["cpu"] * 2, "checkpoint": "always"}
+    pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=torch.mean, **options)
+    given = {"microbatches": [(part,) for part in x.chunk(2)]} if as_list else {}
+
+    def step() -> None:
+        pipe.step(**given) if as_list else pipe.step(x)
+
+    step()
+    hook = model[0].register_forward_hook(lambda _layer, _inputs, made: seen.append(made.detach().sum()))
+    step()
+    assert len(seen) == 2
+    step()
+    hook.remove()
+    step()
+    assert len(seen) == 4

@@ -22,11 +22,13 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph, make_leaves
+from pipecompile.runtime.cells.loss_arguments import unwritten
 from pipecompile.runtime.cells.saved_state import state_copied
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.accelerators import random_state, set_random_state
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
+from pipecompile.torch_private.device_functions import copied
 from pipecompile.torch_private.modes import is_any_autocast_enabled
 from pipecompile.torch_private.storages import preserve_versions
 from pipecompile.tracing.recompute_flag import recomputation
@@ -110,9 +112,11 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
         registers = frame.registers
         values = [registers[index] for index in inputs]
         with stage.noted() as change, CPU_RANDOM if effects.may_draw_on(stage.device) else _UNCHANGED:
-            registers[recipe] = _recipe(values, effects, stage.device, device_types, change)
+            kept = registers[recipe] = _recipe(values, effects, stage.device, device_types, change)
             with _without_user_hooks():
                 results = stage.forward(frame, values)
+        for place in unwritten(kept.inputs, values, effects.loss_inputs) if effects.loss_inputs else ():
+            del kept.inputs[place]
         for index, value in zip(outputs, results, strict=True):
             is_tensor = isinstance(value, torch.Tensor)
             registers[index] = value.detach().requires_grad_(value.requires_grad) if is_tensor else value
@@ -226,7 +230,7 @@ def _recipe(
         _random_state(device, _sources(effects, values)) if effects.may_draw_on(device) else None,
         autocast,
         [buffer.detach().clone() for buffer in effects.written_buffers],
-        {place: _copy(values[place]) for place in effects.written_inputs if isinstance(values[place], torch.Tensor)},
+        {place: copied(values[place]) for place in {*effects.written_inputs, *effects.loss_inputs}},
         effects.lifted.numbers,
         [place.before() for place in effects.places],
         change,
@@ -235,10 +239,6 @@ def _recipe(
 
 _NOTHING = Recipe(None, (), [], {}, {}, [])
 """The recipe of a forward that neither reads nor writes state, without autocast."""
-
-
-def _copy(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

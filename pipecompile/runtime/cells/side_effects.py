@@ -25,7 +25,7 @@ from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.function_state import generators_near
 from pipecompile.tracing.state.random_states import RandomSource, generator_sources, random_sources
 
-__all__ = ["SideEffects"]
+__all__ = ["SideEffects", "called_modules"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class SideEffects:
     written_buffers   tensors of the model that it may write
     reread_buffers    those that it also reads elsewhere than where it writes them
     written_inputs    places of the inputs that it writes in place
+    loss_inputs       places of the inputs that the loss behind it gets, and may write
     casts             it has autocast regions
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
     generators        the sources that its calls name as generators, and those that Python of its opaque pieces may draw from
@@ -58,6 +59,7 @@ class SideEffects:
     holders: tuple[Any, ...] = ()
     reread_buffers: tuple[torch.Tensor, ...] = ()
     loss: LossDraws | None = None
+    loss_inputs: tuple[int, ...] = ()
 
     @property
     def has_drawn(self) -> bool:
@@ -73,7 +75,7 @@ class SideEffects:
     def is_stateless(self) -> bool:
         """Return whether a forward neither draws, nor writes buffers or inputs, nor reads numbers, nor leaves values on the model."""
         kept = self.draws, self.written_buffers, self.written_inputs, self.lifted is not NOTHING_LIFTED, self.places
-        return not any((*kept, self.holders))
+        return not any((*kept, self.holders, self.loss_inputs))
 
     @cached_property
     def state_holders(self) -> StateHolders:
@@ -144,6 +146,11 @@ def _sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSo
     hooks = [hook for one in called for table in forward_hooks_of(one) for hook in table.values()]
     generators = [*drawn_generators(module, nodes), *(found for hook in hooks for found in generators_near(hook))]
     return tuple((random_sources if called else generator_sources)(generators))
+
+
+def called_modules(stage: Stage) -> list[nn.Module]:
+    """Return the layers and pieces that a stage calls."""
+    return _called_modules(stage.module, list(stage.module.graph.nodes))
 
 
 def _called_modules(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[nn.Module]:

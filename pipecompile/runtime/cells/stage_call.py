@@ -22,6 +22,7 @@ from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import TARGET
 from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.runtime.cells.loss_arguments import loss_places, received, require_apart, versions
 from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.torch_private import pytree
@@ -127,14 +128,21 @@ def with_loss(
     position = {name: place for place, name in enumerate(inputs)}
     stage_inputs = [position[name] for name in stage.inputs]
     target = position.get(TARGET)
+    earlier = [place for place in loss_places(stage, inputs, outputs.names) if place != target]
 
     def function(*values: Any) -> Sequence[Any]:
         *given, size = values
+        for place in earlier:
+            given[place] = received(given[place])
         arguments = [given[place] for place in stage_inputs]
         results = run(*arguments, size) if stage.sized else run(*arguments)
         made = dict(zip(stage.outputs, results, strict=True))
         output = outputs.assemble(lambda name: made[name] if name in made else given[position[name]], size)
-        return losses(output) if target is None else losses(output, given[target])
+        passed = [given[place] for place in earlier]
+        before = versions(passed)
+        result = losses(output) if target is None else losses(output, given[target])
+        require_apart(passed, before)
+        return result
 
     return function
 

@@ -12,6 +12,7 @@ from torch import nn
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, Route
 from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.runtime.cells.loss_arguments import loss_places
 from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.cells.sliced import SliceState
@@ -135,7 +136,13 @@ def loss_cells(
         inputs=inputs,
         outputs=(LOSS, AUX) if has_aux else (LOSS,),
         is_sized=True,
-        effects=replace(last.effects, written_inputs=written, holders=(*last.effects.holders, *holders), loss=draws),
+        effects=replace(
+            last.effects,
+            written_inputs=written,
+            holders=(*last.effects.holders, *holders),
+            loss=draws,
+            loss_inputs=loss_places(stages[-1], inputs, outputs.names) if holders else (),
+        ),
         unshared=last.unshared - set(outputs.names),
         reads_objects=reads_objects(loss_fn),
     )

@@ -85,8 +85,8 @@ def with_ports(cell: Cell, stage: int, routes: Sequence[Route], names: Mapping[s
     takes = tuple(inputs.index(name) for name in own_inputs)
     place = {name: index for index, name in enumerate(own_outputs)}
     code = PortedCode(cell.code, len(inputs), takes, tuple(place.get(name) for name in outputs))
-    written = tuple(takes[index] for index in cell.effects.written_inputs)
-    effects = replace(cell.effects, written_inputs=written)
+    moved = [tuple(takes[index] for index in own) for own in (cell.effects.written_inputs, cell.effects.loss_inputs)]
+    effects = replace(cell.effects, written_inputs=moved[0], loss_inputs=moved[1])
     return replace(cell, code=code, inputs=inputs, outputs=outputs, effects=effects)
 
 

@@ -177,9 +177,7 @@ class _ExactSearch:
         solver, status = self._run(model, _WINDOW_SECONDS, presolve=False)
         return self._take(model, solver, status)
 
-    def _run(
-        self, model: ExactModel, seconds: float, *, presolve: bool, from_bound: bool = False
-    ) -> tuple[Any, Any]:
+    def _run(self, model: ExactModel, seconds: float, *, presolve: bool, from_bound: bool = False) -> tuple[Any, Any]:
         n_actions = self.problem.n_actions
         return run(model.model, n_actions, self.budget, seconds, presolve=presolve, from_bound=from_bound)
 
