@@ -48,11 +48,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _frozen() -> None:
-    """Leave what all tests have in common, a million objects, out of collections. A search of the memory by a recording unfreezes it."""
+    """Leave what all tests have in common, a million objects, out of collections. A search of the memory by a recording unfreezes it:
+    what is older than the test before is not collected then, which would take a second each time.
+    """
     if not gc.get_freeze_count():
-        gc.collect()
+        gc.collect(1)
         gc.freeze()
 
 

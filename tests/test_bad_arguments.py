@@ -218,7 +218,7 @@ def test_every_argument_takes_or_refuses_every_value(name: str, parameter: str, 
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "parameter"), [case for case in CASES if case[0] in SLOW])
 def test_every_argument_of_slow_functions(name: str, parameter: str, values: list[Any]) -> None:
     run(name, parameter, values)

@@ -167,7 +167,7 @@ class CopyAtSecondEpoch:
         self.stream.flush()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "batches", "least", "resume_in_process"),
     [

@@ -13,6 +13,7 @@ THEMES = {"functions": functions, "hooks": hooks, "modes": modes, "regions": reg
 CASES = list(chain.from_iterable([(theme, name) for name in module.CASES] for theme, module in THEMES.items()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("theme", "name"), CASES)
 def test_the_graph_does_what_the_model_does(theme: str, name: str) -> None:
     agrees(THEMES[theme].CASES[name], recorded, 1, (4, 3))

@@ -211,7 +211,7 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("checkpoint", ["never", "always", "except_last", [False, True, False]])
 @pytest.mark.parametrize("run", [{}, {"schedule": "gpipe"}, {"schedule": "gpipe", "dispatch": "threads"}], ids=str)
 @pytest.mark.parametrize("kind", CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_state_is_that_of_the_loop(kind: str, run: dict[str, str], checkpoint: Any) -> None:
     torch.manual_seed(0)
     checkpoint = "always" if kind == "averages" and checkpoint not in ("always", "except_last") else checkpoint

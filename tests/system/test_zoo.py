@@ -15,12 +15,12 @@ from zoo_table import is_equal, table
 
 SAMPLE = {
     "transformers": (
-        "CLIPModel",  # two towers, a loss over the whole batch
         "SwinForImageClassification",  # windows, rolls
         "DebertaForMaskedLM",  # scripted functions
         "Wav2Vec2ForSequenceClassification",  # weight_norm, convolutions over time
         "JetMoeForCausalLM",  # chooses experts by the values of tensors
         "MixtralForCausalLM",  # experts
+        "CLIPModel",  # two towers, a loss over the whole batch
     ),
     "timm": ("test_resnet", "test_vit"),
     "torchvision": ("shufflenet_v2_x0_5",),

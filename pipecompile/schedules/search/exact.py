@@ -1,9 +1,10 @@
 """The exact back end: CP-SAT of OR-Tools proves how good a schedule is, and improves it.
 
     refute     is there a schedule of at most t seconds? No: t is a bound. Halving the gap by propagation alone takes little time
-    search     for the shortest schedule, from the bound upwards: closes small cases
-    windows    the order of the best schedule is kept outside a window of time and searched within; the window moves on
-    search     downwards from the best schedule, in the time that is left
+    raise      the bound: is there a schedule that takes no longer than it? And so on, upwards, to the shortest schedule
+    search     for the shortest schedule, downwards from the best: closes what the other does not
+    windows    the order of the best schedule is kept outside a window of time and searched within; the window moves on. What they
+               leave of the time is for one more search
 
 All models have the makespan of the best schedule as their horizon, so a model without a solution proves that nothing is shorter.
 Without OR-Tools nothing is proven beyond the bounds of `makespan_bound.py`.
@@ -33,11 +34,11 @@ MOST_ACTIONS = 6000
 _LEAST_SECONDS = 6e-4
 """Deterministic seconds per action without which no model is built: several are."""
 
-_REFUTATIONS, _REFUTATION_SECONDS = 6, 0.01
-"""Halvings of the gap, and the share of the budget that each may take."""
+_REFUTATIONS, _VAIN_REFUTATIONS, _REFUTATION_SECONDS = 6, 3, 0.01
+"""Halvings of the gap, those in a row that may decide nothing, and the share of the budget that each may take."""
 
-_SEARCH_SHARE = 0.5
-"""Share of the budget for the search from the bound. Windows and the last search take the rest; without an incumbent there are no windows."""
+_SHARES = (0.3, 0.4)
+"""Shares of the budget for a search in each direction; windows take the rest. Without an incumbent there are no windows."""
 
 _WINDOW_SECONDS = 0.05
 """Deterministic seconds of a window: of 64 cells, most windows of a quarter of the step are searched to the end in half of it."""
@@ -102,7 +103,8 @@ def solve_exactly(
     budget = Budget(seconds[0], perf_counter() + seconds[1])
     search = _ExactSearch(problem, incumbent, shorter_than, bound, budget)
     search.refute(_REFUTATION_SECONDS * seconds[0])
-    search.search(seconds[0] * _SEARCH_SHARE, from_bound=True)
+    search.search(seconds[0] * _SHARES[0], from_bound=True)
+    search.search(seconds[0] * (_SHARES[1] if incumbent else 1.0), from_bound=False)
     search.move_windows()
     search.search(budget.seconds, from_bound=False)
     return ExactResult(search.best, search.bound, budget.is_interrupted)
@@ -126,15 +128,16 @@ class _ExactSearch:
 
     def refute(self, seconds: float) -> None:
         """Raise the bound: halve the part of the gap in which nothing is refuted, with `seconds` for each half."""
-        above = self.seconds
+        above, vain = self.seconds, 0
         for _ in range(_REFUTATIONS):
-            if not self.is_open:
+            if not self.is_open or vain == _VAIN_REFUTATIONS:
                 break
             target = (self.bound + above) / 2
             model = self.problem.model(target, target)
             solver, status = self._run(model, seconds, presolve=False)
+            vain = vain + 1 if status == cp_sat().UNKNOWN else 0
             if status == cp_sat().INFEASIBLE:
-                self.bound = target
+                self.bound = min(self.seconds, model.least_above(target))
             else:
                 above = target
                 self._take(model, solver, status)
@@ -145,11 +148,11 @@ class _ExactSearch:
             return
         module, horizon = cp_sat(), self.seconds * (1 - _STEP)
         model = self.problem.model(horizon, self.bound)
-        if self.incumbent is not None:
+        if self.incumbent is not None and not from_bound:
             add_hint(model, self.incumbent, self.problem.evaluator)
         solver, status = self._run(model, seconds, presolve=True, from_bound=from_bound)
         if status == module.INFEASIBLE:
-            self.bound = horizon
+            self.bound = min(self.seconds, model.least_above(horizon))
             return
         self.bound = max(self.bound, min(horizon, solver.best_objective_bound * model.tick.size))
         self._take(model, solver, status)

@@ -30,8 +30,8 @@ from pipecompile.simulation.costs import Engines
 
 __all__ = ["ExactModel", "build_model"]
 
-_TICKS = 2_000_000
-"""Ticks of a step whose durations have no common divisor: rounding costs less than 0.01 % over some hundred actions."""
+_TICKS = 100_000_000
+"""Ticks of a step whose durations have no common divisor: rounding costs less than a millionth over some hundred actions."""
 
 _UNITS = 1_000_000
 """Units of memory of the largest capacity, if the sizes have no common divisor."""
@@ -57,6 +57,10 @@ class ExactModel:
     recomputes: dict[int, Any] = field(default_factory=dict)
     """Per stage, whether it recomputes, if that is free."""
     split: bool = True
+
+    def least_above(self, seconds: float) -> float:
+        """Return the shortest makespan that is left if none takes `seconds` or less: with whole ticks, the next one."""
+        return (self.tick.down(seconds) + 1) * self.tick.size if self.tick.is_exact else seconds
 
 
 def build_model(

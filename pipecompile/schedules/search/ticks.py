@@ -1,7 +1,7 @@
 """Ticks: seconds or bytes as whole numbers, for a solver of whole numbers.
 
 0.5, 1.5, 2.0     are 1, 3 and 4 ticks of 0.5: exact
-0.31, 1.7         have no simple common divisor: a millionth of the longest amount is a tick, and amounts are rounded down
+0.31, 1.7         have no simple common divisor: a small part of the longest amount is a tick, and amounts are rounded down
 """
 
 from __future__ import annotations

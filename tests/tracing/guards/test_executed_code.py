@@ -60,6 +60,7 @@ def reads() -> Iterator[ModuleType]:
         del sys.modules["tests.tracing.guards.executed_reads"]  # the next import is a new one
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_executed_code_reads_is_guarded(kind: str, reads: ModuleType) -> None:
     assert [*reads.READS] == KINDS

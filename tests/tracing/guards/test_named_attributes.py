@@ -87,6 +87,7 @@ class UsesGain(nn.Module):
         return self.last(self.use(self.gain, self.first(x)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", USES)
 def test_special_methods_are_guarded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they read, and whether they are still the same, was not looked at."""

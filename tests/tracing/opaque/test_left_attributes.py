@@ -87,6 +87,7 @@ def loss(output: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> tor
     return F.cross_entropy(output[0], target) + output[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options", [{}, {"checkpoint": "always"}, {"schedule": "zb-h1"}, {"dispatch": "threads"}], ids=str
 )
