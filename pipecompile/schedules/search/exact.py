@@ -22,7 +22,7 @@ from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.schedules.search.exact_incumbent import add_hint, keep_order
 from pipecompile.schedules.search.exact_model import ExactModel, build_model
 from pipecompile.schedules.search.exact_rows import rows_of
-from pipecompile.schedules.search.exact_solver import Budget, cp_sat, run
+from pipecompile.schedules.search.exact_solver import Budget, Strategy, cp_sat, run
 from pipecompile.schedules.search.list_search import EvaluatedSchedule
 from pipecompile.schedules.search.workload import Workload
 
@@ -34,11 +34,14 @@ MOST_ACTIONS = 6000
 _LEAST_SECONDS = 6e-4
 """Deterministic seconds per action without which no model is built: several are."""
 
-_REFUTATIONS, _VAIN_REFUTATIONS, _REFUTATION_SECONDS = 6, 3, 0.01
-"""Halvings of the gap, those in a row that may decide nothing, and the share of the budget that each may take."""
+_REFUTATIONS, _REFUTATION_SECONDS = 6, 0.01
+"""Halvings of the gap, and the share of the budget that each may take."""
 
 _SHARES = (0.3, 0.4)
 """Shares of the budget for a search in each direction; windows take the rest. Without an incumbent there are no windows."""
+
+_MOST_PROVABLE, _SHARE_OF_LARGE = 800, 0.4
+"""Actions up to which proofs are tried with all the time, and the share of it that larger problems get: windows improve these early or not."""
 
 _WINDOW_SECONDS = 0.05
 """Deterministic seconds of a window: of 64 cells, most windows of a quarter of the step are searched to the end in half of it."""
@@ -100,14 +103,19 @@ def solve_exactly(
     n_actions = problem.n_actions
     if cp_sat() is None or n_actions > MOST_ACTIONS or min(seconds) <= n_actions * _LEAST_SECONDS:
         return ExactResult(None, bound)
-    budget = Budget(seconds[0], perf_counter() + seconds[1])
-    search = _ExactSearch(problem, incumbent, shorter_than, bound, budget)
-    search.refute(_REFUTATION_SECONDS * seconds[0])
-    search.search(seconds[0] * _SHARES[0], from_bound=True)
-    search.search(seconds[0] * (_SHARES[1] if incumbent else 1.0), from_bound=False)
-    search.move_windows()
-    search.search(budget.seconds, from_bound=False)
-    return ExactResult(search.best, search.bound, budget.is_interrupted)
+    is_large = n_actions > _MOST_PROVABLE
+    limit = seconds[0] * (_SHARE_OF_LARGE if is_large else 1.0)
+    search = _ExactSearch(problem, incumbent, shorter_than, bound, Budget(limit, perf_counter() + seconds[1]))
+    search.refute(_REFUTATION_SECONDS * limit)
+    if is_large:
+        search.search(limit * (sum(_SHARES) if incumbent else 1.0), Strategy.LARGE)
+        search.move_windows()
+    else:
+        search.search(limit * _SHARES[0], Strategy.UPWARDS)
+        search.search(limit * (_SHARES[1] if incumbent else 1.0), Strategy.DOWNWARDS)
+        search.move_windows()
+        search.search(limit, Strategy.DOWNWARDS)
+    return ExactResult(search.best, search.bound, search.budget.is_interrupted)
 
 
 @dataclass(slots=True)
@@ -128,29 +136,28 @@ class _ExactSearch:
 
     def refute(self, seconds: float) -> None:
         """Raise the bound: halve the part of the gap in which nothing is refuted, with `seconds` for each half."""
-        above, vain = self.seconds, 0
+        above = self.seconds
         for _ in range(_REFUTATIONS):
-            if not self.is_open or vain == _VAIN_REFUTATIONS:
+            if not self.is_open:
                 break
             target = (self.bound + above) / 2
             model = self.problem.model(target, target)
-            solver, status = self._run(model, seconds, presolve=False)
-            vain = vain + 1 if status == cp_sat().UNKNOWN else 0
+            solver, status = self._run(model, seconds)
             if status == cp_sat().INFEASIBLE:
                 self.bound = min(self.seconds, model.least_above(target))
             else:
                 above = target
                 self._take(model, solver, status)
 
-    def search(self, seconds: float, *, from_bound: bool) -> None:
+    def search(self, seconds: float, strategy: Strategy) -> None:
         """Search for the shortest schedule."""
         if not self._is_worth_a_run():
             return
-        module, horizon = cp_sat(), self.seconds * (1 - _STEP)
+        module, horizon = cp_sat(), self.seconds * (1 if strategy is Strategy.LARGE else 1 - _STEP)
         model = self.problem.model(horizon, self.bound)
-        if self.incumbent is not None and not from_bound:
+        if self.incumbent is not None and strategy is not Strategy.UPWARDS:
             add_hint(model, self.incumbent, self.problem.evaluator)
-        solver, status = self._run(model, seconds, presolve=True, from_bound=from_bound)
+        solver, status = self._run(model, seconds, strategy)
         if status == module.INFEASIBLE:
             self.bound = min(self.seconds, model.least_above(horizon))
             return
@@ -177,12 +184,11 @@ class _ExactSearch:
         model = self.problem.model(horizon, self.bound)
         add_hint(model, self.incumbent, self.problem.evaluator)
         keep_order(model, self.incumbent, self.problem.evaluator, (start, end))
-        solver, status = self._run(model, _WINDOW_SECONDS, presolve=False)
+        solver, status = self._run(model, _WINDOW_SECONDS)
         return self._take(model, solver, status)
 
-    def _run(self, model: ExactModel, seconds: float, *, presolve: bool, from_bound: bool = False) -> tuple[Any, Any]:
-        n_actions = self.problem.n_actions
-        return run(model.model, n_actions, self.budget, seconds, presolve=presolve, from_bound=from_bound)
+    def _run(self, model: ExactModel, seconds: float, strategy: Strategy = Strategy.QUICK) -> tuple[Any, Any]:
+        return run(model.model, self.problem.n_actions, self.budget, seconds, strategy)
 
     def _take(self, model: ExactModel, solver: Any, status: Any) -> bool:
         """Return whether the solution is a shorter schedule that fits; it becomes the incumbent. Its rows are simulated: the memory

@@ -3,7 +3,7 @@
     run        one search, in this process: of several searches that take turns, each loads and presolves the model again
     relaxation none: linear programs took most of the time and raised no bound
 precedence what must come before what on a device follows from the times of the moment, not from the model alone: some proofs take a
-           hundredth of the time
+           hundredth of the time. Of many actions, it takes all of it
     charged    the deterministic time that CP-SAT counts, and the time to build and load the model, which it does not count
 
 OR-Tools is the extra `exact` of this package, imported when it is first needed.
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
-__all__ = ["BUILD_SECONDS", "Budget", "cp_sat", "run"]
+__all__ = ["BUILD_SECONDS", "Budget", "Strategy", "cp_sat", "run"]
 
 BUILD_SECONDS = 1e-4
 """Deterministic seconds that each action of a model is charged for building and loading it."""
@@ -48,18 +49,25 @@ class Budget:
         return not self.is_interrupted and self.seconds > 0 and perf_counter() < self.end
 
 
-def run(
-    model: Any, n_actions: int, budget: Budget, seconds: float, *, presolve: bool, from_bound: bool = False
-) -> tuple[Any, Any]:
-    """Return the solver and its status after at most `seconds` of deterministic time, charged to the budget.
-
-    `from_bound`: it assumes that the makespan is the bound, and raises the bound where that fails. Else it improves a solution.
+class Strategy(Enum):
+    """How CP-SAT searches. The values say whether it presolves, whether it finds precedences from the times of the moment, and whether
+    it goes upwards: it assumes that the makespan is the bound, and raises the bound where that fails.
     """
+
+    QUICK = (False, False, False)
+    UPWARDS = (True, True, True)
+    DOWNWARDS = (True, True, False)
+    LARGE = (True, False, False)
+
+
+def run(model: Any, n_actions: int, budget: Budget, seconds: float, strategy: Strategy) -> tuple[Any, Any]:
+    """Return the solver and its status after at most `seconds` of deterministic time, charged to the budget."""
     solver = cp_sat().CpSolver()
     parameters = solver.parameters
     parameters.num_workers, parameters.linearization_level = 1, 0
-    parameters.cp_model_presolve, parameters.use_objective_lb_search = presolve, from_bound
-    parameters.use_dynamic_precedence_in_disjunctive = True
+    presolve, precedence, upwards = strategy.value
+    parameters.cp_model_presolve, parameters.use_objective_lb_search = presolve, upwards
+    parameters.use_dynamic_precedence_in_disjunctive = precedence
     parameters.max_deterministic_time = max(1e-3, min(seconds, budget.seconds))
     parameters.max_time_in_seconds = max(0.01, min(1e6, budget.end - perf_counter()))
     status, budget.is_interrupted = solved(solver, model)

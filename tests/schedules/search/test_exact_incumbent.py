@@ -10,7 +10,7 @@ from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.schedules.search.exact_incumbent import add_hint, keep_order
 from pipecompile.schedules.search.exact_model import build_model
 from pipecompile.schedules.search.exact_rows import rows_of
-from pipecompile.schedules.search.exact_solver import Budget, cp_sat, run
+from pipecompile.schedules.search.exact_solver import Budget, Strategy, cp_sat, run
 from pipecompile.simulation.costs import Engines, make_costs
 
 pytestmark = pytest.mark.skipif(cp_sat() is None, reason="needs OR-Tools")
@@ -29,7 +29,7 @@ def shortest(window: tuple[float, float], *, is_hinted: bool = False) -> Schedul
     keep_order(built, INCUMBENT, EVALUATOR, window)
     if is_hinted:
         add_hint(built, INCUMBENT, EVALUATOR)
-    solver, status = run(built.model, 36, Budget(5.0, perf_counter() + 60), 5.0, presolve=False)
+    solver, status = run(built.model, 36, Budget(5.0, perf_counter() + 60), 5.0, Strategy.QUICK)
     assert status == cp_sat().OPTIMAL
     return Schedule(3, 4, (0, 1, 2), rows_of(built, solver.value, workload))
 

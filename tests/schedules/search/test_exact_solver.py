@@ -4,17 +4,18 @@ from time import perf_counter
 
 import pytest
 
-from pipecompile.schedules.search.exact_solver import BUILD_SECONDS, Budget, cp_sat, run
+from pipecompile.schedules.search.exact_solver import BUILD_SECONDS, Budget, Strategy, cp_sat, run
 
 pytestmark = pytest.mark.skipif(cp_sat() is None, reason="needs OR-Tools")
 
 
-def test_building_and_searching_are_charged_to_the_budget() -> None:
+@pytest.mark.parametrize("strategy", Strategy)
+def test_building_and_searching_are_charged_to_the_budget(strategy: Strategy) -> None:
     model = cp_sat().CpModel()
     x = model.new_int_var(3, 9, "")
     model.minimize(x)
     budget = Budget(1.0, perf_counter() + 60)
-    solver, status = run(model, 100, budget, 0.5, presolve=True)
+    solver, status = run(model, 100, budget, 0.5, strategy)
     assert status == cp_sat().OPTIMAL
     assert solver.value(x) == 3
     assert 0.5 <= budget.seconds <= 1 - 100 * BUILD_SECONDS
