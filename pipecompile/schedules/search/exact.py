@@ -1,10 +1,10 @@
 """The exact back end: CP-SAT of OR-Tools proves how good a schedule is, and improves it.
 
     refute     is there a schedule of at most t seconds? No: t is a bound. Halving the gap by propagation alone takes little time
-    raise      the bound: is there a schedule that takes no longer than it? And so on, upwards, to the shortest schedule
-    search     for the shortest schedule, downwards from the best: closes what the other does not
+    search     for the shortest schedule, upwards from the bound: is there one that takes no longer than it?
+    search     downwards from the best schedule: closes what the other one does not
     windows    the order of the best schedule is kept outside a window of time and searched within; the window moves on. What they
-               leave of the time is for one more search
+               leave of the time is for one more search downwards
 
 All models have the makespan of the best schedule as their horizon, so a model without a solution proves that nothing is shorter.
 Without OR-Tools nothing is proven beyond the bounds of `makespan_bound.py`.

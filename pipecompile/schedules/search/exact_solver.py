@@ -50,8 +50,8 @@ class Budget:
 
 
 class Strategy(Enum):
-    """How CP-SAT searches. The values say whether it presolves, whether it finds precedences from the times of the moment, and whether
-    it goes upwards: it assumes that the makespan is the bound, and raises the bound where that fails.
+    """A way to search for the makespan. The values say whether CP-SAT presolves, whether it finds precedences from the times of the
+    moment, and whether it goes upwards: it assumes that the makespan is the bound, and raises the bound where that fails.
     """
 
     QUICK = (False, False, False)
