@@ -20,9 +20,11 @@ from typing import Any
 from pipecompile.ir import Schedule
 from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.schedules.search.exact_incumbent import add_hint, keep_order
-from pipecompile.schedules.search.exact_model import ExactModel, build_model
+from pipecompile.schedules.search.exact_model import build_model
+from pipecompile.schedules.search.exact_no_waits import forbid_waits, never_wait
 from pipecompile.schedules.search.exact_rows import rows_of
 from pipecompile.schedules.search.exact_solver import Budget, Strategy, cp_sat, run
+from pipecompile.schedules.search.exact_variables import ExactModel
 from pipecompile.schedules.search.list_search import EvaluatedSchedule
 from pipecompile.schedules.search.workload import Workload
 
@@ -34,8 +36,11 @@ MOST_ACTIONS = 6000
 _LEAST_SECONDS = 6e-4
 """Deterministic seconds per action without which no model is built: several are."""
 
-_REFUTATIONS, _REFUTATION_SECONDS = 6, 0.01
+_REFUTATIONS, _REFUTATION_SECONDS = 6, 0.004
 """Halvings of the gap, and the share of the budget that each may take."""
+
+_MOST_PAIRS = 10_000
+"""Pairs of actions of one device up to which a model without waits is built."""
 
 _SHARES = (0.3, 0.4)
 """Shares of the budget for a search in each direction; windows take the rest. Without an incumbent there are no windows."""
@@ -67,12 +72,20 @@ class ExactProblem:
         """Return the number of F, I and W."""
         return 3 * self.n_microbatches * self.workload.n_stages
 
-    def model(self, horizon: float, bound: float) -> ExactModel:
-        """Return the model of schedules that take from `bound` to `horizon` seconds."""
-        return build_model(
+    @property
+    def may_forbid_waits(self) -> bool:
+        """Return whether no action waits on purpose, and the problem is small enough to say so."""
+        return self.n_actions**2 <= _MOST_PAIRS * self.workload.n_devices and never_wait(self.evaluator.costs)
+
+    def model(self, horizon: float, bound: float, *, waits: bool = True) -> ExactModel:
+        """Return the model of schedules that take from `bound` to `horizon` seconds, and may have `waits`."""
+        built = build_model(
             cp_sat(), self.workload, self.n_microbatches, self.evaluator.capacity, self.evaluator.costs.engines,
             horizon=horizon, bound=bound, recompute=self.recompute,
         )  # fmt: skip
+        if not waits:
+            forbid_waits(built, self.workload.placement)
+        return built
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,7 @@ def solve_exactly(
     is_large = n_actions > _MOST_PROVABLE
     limit = seconds[0] * (_SHARE_OF_LARGE if is_large else 1.0)
     search = _ExactSearch(problem, incumbent, shorter_than, bound, Budget(limit, perf_counter() + seconds[1]))
-    search.refute(_REFUTATION_SECONDS * limit)
+    search.refute(_REFUTATION_SECONDS * seconds[0])
     if is_large:
         search.search(limit * (sum(_SHARES) if incumbent else 1.0), Strategy.LARGE)
         search.move_windows()
@@ -128,6 +141,8 @@ class _ExactSearch:
     bound: float
     budget: Budget
     best: EvaluatedSchedule | None = None
+    waits: bool = True
+    """Whether models have waits: until a solution exceeds the memory as it runs."""
 
     @property
     def is_open(self) -> bool:
@@ -141,7 +156,7 @@ class _ExactSearch:
             if not self.is_open:
                 break
             target = (self.bound + above) / 2
-            model = self.problem.model(target, target)
+            model = self._model(target, target)
             solver, status = self._run(model, seconds)
             if status == cp_sat().INFEASIBLE:
                 self.bound = min(self.seconds, model.least_above(target))
@@ -154,7 +169,7 @@ class _ExactSearch:
         if not self._is_worth_a_run():
             return
         module, horizon = cp_sat(), self.seconds * (1 if strategy is Strategy.LARGE else 1 - _STEP)
-        model = self.problem.model(horizon, self.bound)
+        model = self._model(horizon, self.bound)
         if self.incumbent is not None and strategy is not Strategy.UPWARDS:
             add_hint(model, self.incumbent, self.problem.evaluator)
         solver, status = self._run(model, seconds, strategy)
@@ -181,11 +196,14 @@ class _ExactSearch:
         """Return whether another order between two shares of the step is shorter."""
         assert self.incumbent is not None
         horizon = max(self.bound, self.seconds * (1 - _STEP))
-        model = self.problem.model(horizon, self.bound)
+        model = self._model(horizon, self.bound)
         add_hint(model, self.incumbent, self.problem.evaluator)
         keep_order(model, self.incumbent, self.problem.evaluator, (start, end))
         solver, status = self._run(model, _WINDOW_SECONDS)
         return self._take(model, solver, status)
+
+    def _model(self, horizon: float, bound: float) -> ExactModel:
+        return self.problem.model(horizon, bound, waits=self.waits)
 
     def _run(self, model: ExactModel, seconds: float, strategy: Strategy = Strategy.QUICK) -> tuple[Any, Any]:
         return run(model.model, self.problem.n_actions, self.budget, seconds, strategy)
@@ -200,7 +218,10 @@ class _ExactSearch:
         rows = rows_of(model, solver.value, workload)
         schedule = Schedule(workload.n_stages, self.problem.n_microbatches, workload.placement, rows)
         seconds = evaluator.seconds(schedule)
-        if seconds >= self.seconds or any(evaluator.excess(schedule)):
+        if any(evaluator.excess(schedule)):
+            self.waits = not self.problem.may_forbid_waits
+            return False
+        if seconds >= self.seconds:
             return False
         self.seconds, self.incumbent, self.best = seconds, schedule, EvaluatedSchedule(seconds, schedule, evaluator)
         return True

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from pipecompile.ir import Kind, Schedule
 from pipecompile.schedules.search.evaluate import Evaluator
-from pipecompile.schedules.search.exact_model import ExactModel, Key
+from pipecompile.schedules.search.exact_variables import ExactModel, Key
 from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.from_schedule import tasks_of_schedule
 

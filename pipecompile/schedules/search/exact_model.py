@@ -17,18 +17,18 @@ rows of a solution are simulated again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from pipecompile.ir import Kind
 from pipecompile.schedules.search.action_times import ActionTimes, action_times
+from pipecompile.schedules.search.exact_variables import Copy, ExactModel, Key
 from pipecompile.schedules.search.release_lags import release_lags
 from pipecompile.schedules.search.ticks import Tick
 from pipecompile.schedules.search.workload import Transfers, Workload, with_free_recompute
 from pipecompile.simulation.costs import Engines
 
-__all__ = ["ExactModel", "build_model"]
+__all__ = ["build_model"]
 
 _TICKS = 100_000_000
 """Ticks of a step whose durations have no common divisor: rounding costs less than a millionth over some hundred actions."""
@@ -38,29 +38,6 @@ _UNITS = 1_000_000
 
 _ROUNDED = 1 - 1e-3
 """Factor on heads and tails: rounded durations make them a little shorter."""
-
-Key = tuple[Kind, int, int]
-"""Kind, stage and micro-batch. The backward of a cell has the key of I, whether it is I or B."""
-
-
-@dataclass(slots=True)
-class ExactModel:
-    """A model of CP-SAT with its variables: start, end and presence per action, and the makespan in ticks."""
-
-    model: Any
-    tick: Tick
-    makespan: Any
-    start: dict[Key, Any] = field(default_factory=dict)
-    end: dict[Key, Any] = field(default_factory=dict)
-    is_whole: dict[tuple[int, int], Any] = field(default_factory=dict)
-    """Per stage and micro-batch, whether the backward is B. No entry if it is not free: then it is I and W, or B without a split."""
-    recomputes: dict[int, Any] = field(default_factory=dict)
-    """Per stage, whether it recomputes, if that is free."""
-    split: bool = True
-
-    def least_above(self, seconds: float) -> float:
-        """Return the shortest makespan that is left if none takes `seconds` or less: with whole ticks, the next one."""
-        return (self.tick.down(seconds) + 1) * self.tick.size if self.tick.is_exact else seconds
 
 
 def build_model(
@@ -208,10 +185,13 @@ class _ModelBuilder:
                     leaves = self._var()
                     self.cp.add(leaves >= end[kind, s, m])
                     interval = self.cp.new_fixed_size_interval_var(leaves, duration, "")
-                    for engine in self._engines(source, transfer.device):
+                    engines = self._engines(source, transfer.device)
+                    for engine in engines:
                         self.links.setdefault(engine, []).append(interval)
+                    self.out.copies.append(Copy(leaves, duration, engines, end[kind, s, m]))
                 for reader in readers:
                     self.cp.add(start[reader] >= leaves + duration)
+                    self.out.arrivals.setdefault(reader, []).append(leaves + duration)
                 if transfer.device != source:
                     self._hold(transfer.device, leaves, ends, transfer.nbytes)
                     ends = [leaves + duration]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipecompile.ir import Action, Kind
-from pipecompile.schedules.search.exact_model import ExactModel
+from pipecompile.schedules.search.exact_variables import ExactModel
 from pipecompile.schedules.search.workload import Workload
 
 __all__ = ["rows_of"]
