@@ -13,6 +13,7 @@ from pipecompile.torch_private.autograd_engine import (
     hooks_of_tensor,
     hooks_registered,
     input_metadata,
+    is_accumulation_watched,
     node_name,
     other_users,
     raw_saved_names,
@@ -20,6 +21,7 @@ from pipecompile.torch_private.autograd_engine import (
     saved_tensor_hooks_allowed,
     sequence_number,
     unpacked_name,
+    will_accumulate,
 )
 
 pytestmark = pytest.mark.smoke
