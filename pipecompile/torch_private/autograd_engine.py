@@ -115,9 +115,9 @@ def is_accumulation_held(leaf: torch.Tensor) -> bool:
 
 
 def is_accumulation_watched(leaf: torch.Tensor) -> bool:
-    """Return whether Python code has the node that adds to `.grad` of a leaf, as who registers a hook on the node has. 2.11.
+    """Return whether something has the node that adds to `.grad` of a leaf, as who registers a hook on the node has. 2.11.
 
-    A graph has the node, but no object of Python for it.
+    A graph that is kept has it too. Unlike `is_accumulation_held` this makes no dict on the node.
     """
     with torch.enable_grad():
         node = _accumulation(leaf)

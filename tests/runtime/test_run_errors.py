@@ -308,15 +308,15 @@ def test_a_late_error_of_a_gpu_says_that_its_place_is_unknown(monkeypatch: pytes
 
 
 class TwoOutputs(nn.Module):
-    """The second output is computed from the first."""
+    """Computes the second output from the first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = torch.tanh(self.a(x))
-        return h, self.b(h)
+        return h, self.c(torch.tanh(self.b(h)))
 
 
 def test_a_gradient_between_outputs_of_two_stages_says_what_to_try() -> None:
@@ -327,7 +327,7 @@ def test_a_gradient_between_outputs_of_two_stages_says_what_to_try() -> None:
             torch.autograd.grad(outputs[1].sum(), outputs[0], create_graph=True)[0].square().mean() + outputs[1].mean()
         )
 
-    pipe = pc.compile(TwoOutputs(), 2, n_microbatches=1, loss_fn=penalty, cost="analytic", check=False)
+    pipe = pc.compile(TwoOutputs(), 2, n_microbatches=2, loss_fn=penalty, cost="analytic", check=False)
     with pytest.raises(pc.RunError, match="an autograd graph of its own") as told:
         pipe.step(torch.randn(4, 4))
     assert "a single stage" in told.value.hint
