@@ -12,6 +12,7 @@ import torch
 from pipecompile.ir import Action, Kind
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.forward_draws import ForwardDraws
+from pipecompile.runtime.held_hooks import HeldHooks
 from pipecompile.runtime.interpreter import CodeBuilder
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.tracing.interception.randomness import RandomDrawCounter
@@ -52,12 +53,16 @@ class BackwardDraws:
 class WatchingBuilder(CodeBuilder):
     """Makes functions that note in `draws` which backwards draw, and in `forwards` which forwards do although no node shows it.
 
-    On GPUs, which have a generator each, none is watched. In threads no forward is: others draw meanwhile.
+    On GPUs, which have a generator each, none is watched. In threads no forward is: others draw meanwhile. Backwards pass their
+    gradients through `held`.
     """
 
-    def __init__(self, draws: BackwardDraws, forwards: ForwardDraws, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, draws: BackwardDraws, forwards: ForwardDraws, held: HeldHooks, *arguments: Any, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
-        self.draws, self.forwards = draws, forwards
+        self.draws, self.forwards, self.held = draws, forwards, held
+        held.joins = self.joins
 
     def forward_of(self, cell: Cell, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of an F or an R of one cell."""
@@ -68,7 +73,7 @@ class WatchingBuilder(CodeBuilder):
 
     def backward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
         """Return the function of a B, I or W."""
-        run = super().backward(action, registers, device)
+        run = self.held.around(super().backward(action, registers, device), action)
         is_watched = action.microbatch == 0 and device.type == "cpu"
         is_alone = not (self.threaded and any(one.draws for cell in self.cells for one in cell.all_effects))
         return self.draws.watched(run, action.stage, is_alone=is_alone) if is_watched else run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from queue import SimpleQueue
@@ -23,7 +23,8 @@ from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.draw_order import Draws
 from pipecompile.runtime.forward_draws import ForwardDraws
-from pipecompile.runtime.hooked_updates import HookedUpdates, read_state
+from pipecompile.runtime.held_hooks import HeldHooks
+from pipecompile.runtime.hooked_updates import Before, HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.registers import Frame
@@ -64,9 +65,10 @@ class Executable:
         self.step_graphs = binding.step_graphs
         graphs = [graph for cell in self.cells if isinstance(cell, VariantCell) for graph in cell.graphs.values()]
         self.parameters = tuple(dict.fromkeys(own for graph in (self.graph, *graphs) for own in graph.parameters()))
-        self.updates = HookedUpdates(self.parameters, self.program, read_state(self.cells))
+        self.updates = HookedUpdates(self.parameters, self.program, read_state(self.cells), holds=True)
         self.backward_draws, self.forward_draws = BackwardDraws(), ForwardDraws()
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
+        self._held = {threaded: HeldHooks(self.program, self.cells) for threaded in (False, True)}
         self._warnings: dict[tuple[bool, Draws], str] = {}
 
     @cached_property
@@ -114,7 +116,7 @@ class Executable:
 
     def _bound(self, *, threaded: bool) -> Code:
         streams = PartitionStreams(self.partitions) if self.partitions else None
-        build = partial(WatchingBuilder, self.backward_draws, self.forward_draws)
+        build = partial(WatchingBuilder, self.backward_draws, self.forward_draws, self._held[threaded])
         return bind(self.program, self.cells, self.devices, threaded=threaded, streams=streams, build=build)
 
     @cached_property
@@ -169,10 +171,12 @@ class Executable:
         is_half = any(code is half for half in self.__dict__.get("halves", ()))  # of `pipe(x)`: autograd runs the hooks
         before = None if is_half else self.updates.before()
         try:
-            self._launch(code, frame, workers)
+            with self._holding(code, before):
+                self._launch(code, frame, workers)
         except InstructionFailure as failure:
             error = self.explained(failure, frame)
             self._abandon(code, frame)
+            self.updates.note_hooks()
         except BaseException:  # Ctrl-C while threads run: they may still use the frame
             self.norms.forget()
             raise
@@ -181,6 +185,12 @@ class Executable:
                 self.updates.check(before)
             return
         raise error
+
+    def _holding(self, code: Code, before: Before | None) -> AbstractContextManager[None]:
+        """Return a context in which hooks are held that several backwards of a micro-batch would run."""
+        if before is None or not (before.hooked or before.watched):
+            return nullcontext()
+        return self._held[code.threaded].during(before.hooked, before.watched)
 
     def _launch(self, code: Code, frame: Frame, workers: WorkerThreads | None) -> None:
         """Run code on a frame: as one CUDA graph if it can be one, else on its streams. Raise InstructionFailure."""

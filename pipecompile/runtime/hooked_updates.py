@@ -5,7 +5,8 @@ changed parameters. A schedule with several micro-batches in flight has run it b
 
 Hooks and backwards of `torch.autograd.Function` that write a buffer which the forward reads: the same.
 
-`register_multi_grad_hook`: a loop calls the function once per backward. The stages each run a backward of their own.
+`register_multi_grad_hook`: a loop calls the function once per backward. The stages each run a backward of their own. Where hooks are held
+(`held_hooks.py`) the function runs once.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ from pipecompile.errors import RecordingWarning
 from pipecompile.ir import Kind, Program
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
-from pipecompile.torch_private.autograd_engine import gradient_hook_tables
+from pipecompile.torch_private.autograd_engine import (
+    gradient_hook_tables,
+    hooks_registered,
+    is_accumulation_watched,
+    is_joint_hook,
+)
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["ADVICE", "HookedUpdates", "is_loop", "read_state"]
+__all__ = ["ADVICE", "Before", "HookedUpdates", "is_loop", "read_state"]
 
 _SAMPLED = 64
 """Elements of a parameter that are compared: an update changes nearly all."""
@@ -42,8 +48,12 @@ Sample = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """State before a run, to compare with: elements of parameters that have hooks, and how often each tensor was written."""
+    """State before a run: the parameters that have hooks, those of them with hooks on the node that adds to `.grad`; and to compare
+    with, their elements and how often each tensor was written.
+    """
 
+    hooked: Sequence[torch.Tensor] = ()
+    watched: Sequence[torch.Tensor] = ()
     samples: Sequence[Sample] = ()
     versions: Sequence[int] = ()
 
@@ -74,22 +84,31 @@ class HookedUpdates:
     """Notices, with one warning each, that a parameter with hooks or other state changes during a run, and hooks on several gradients
     at once.
 
-    `state` has the tensors that forwards read and do not write, by name.
+    `state` has the tensors that forwards read and do not write, by name. `holds`: hooks on several gradients are held until all are there.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], program: Program, state: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        program: Program,
+        state: Mapping[str, torch.Tensor],
+        *,
+        holds: bool = False,
+    ) -> None:
         self._parameters = tuple(parameters)
         self._is_warned = is_loop(program)
         self._names, self._state = ((), ()) if self._is_warned else (tuple(state), tuple(state.values()))
-        self._is_divided = program.n_stages > 1
+        self._is_divided = program.n_stages > 1 and not holds
+        self._hook_count, self._watched = -1, tuple[torch.Tensor, ...]()
 
     @property
     def has_hooks(self) -> bool:
         """Whether a parameter has hooks on its gradient now."""
-        return any(map(gradient_hook_tables, self._parameters))
+        return bool(self._watched) or any(map(gradient_hook_tables, self._parameters))
 
     def before(self) -> Before:
         """Return what to compare after a run. Warn of hooks on several gradients, if there are several stages."""
+        watched = self._on_nodes()
         hooked = [one for one in self._parameters if gradient_hook_tables(one)]
         if hooked and self._is_divided and any(map(_has_joint_hook, hooked)):
             self._is_divided = False
@@ -98,11 +117,23 @@ class HookedUpdates:
                 " other stages, unlike in a loop over micro-batches. Try to read .grad after the step",
                 RecordingWarning,
             )
-        samples = [] if self._is_warned else [(one, _elements(one)) for one in hooked]
-        return Before(samples, [*map(version_of, self._state)])
+        samples = [] if self._is_warned else [(one, _elements(one)) for one in dict.fromkeys((*hooked, *watched))]
+        return Before(hooked, watched, samples, [*map(version_of, self._state)])
+
+    def _on_nodes(self) -> tuple[torch.Tensor, ...]:
+        """Return the parameters that may have hooks on the node that adds to `.grad`. They are looked for when hooks were registered."""
+        if hooks_registered() != self._hook_count:
+            trained = (one for one in self._parameters if one.requires_grad and not _has_joint_hook(one))
+            self._watched = tuple(one for one in trained if is_accumulation_watched(one))
+        return self._watched
+
+    def note_hooks(self) -> None:
+        """Take the hooks that were registered during a run for none on nodes. An exception of a hook has the node, and is not asked."""
+        self._hook_count = hooks_registered()
 
     def check(self, before: Before) -> None:
         """Warn if a parameter or other state has changed since."""
+        self.note_hooks()
         if not all(torch.equal(_elements(parameter), sample) for parameter, sample in before.samples):
             self._is_warned = True
             warn(
@@ -125,9 +156,7 @@ class HookedUpdates:
 
 
 def _has_joint_hook(parameter: torch.Tensor) -> bool:
-    """Return whether a hook is one of `torch.autograd.graph.register_multi_grad_hook`, which has its functions in that file."""
-    codes = [getattr(hook, "__code__", None) for table in gradient_hook_tables(parameter) for hook in table.values()]
-    return any(code is not None and code.co_filename == torch.autograd.graph.__file__ for code in codes)
+    return any(is_joint_hook(hook) for table in gradient_hook_tables(parameter) for hook in table.values())
 
 
 def _elements(parameter: torch.Tensor) -> torch.Tensor:

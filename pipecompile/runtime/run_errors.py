@@ -74,6 +74,8 @@ def run_error(
     what = f"{subject} of micro-batch {microbatch}: {raised}"
     if "modified by an inplace operation" in text_of(error):
         why, hint = ADVICE if has_hooks else (_IN_PLACE, _recomputed(program) + _COPY)
+    if program.n_stages > 1 and "not have been used in the graph" in text_of(error):
+        why, hint = _GRAPHS
     result = RunError(
         what,
         stage=stage,
@@ -88,6 +90,13 @@ def run_error(
 
 _IN_PLACE = "the forward of a later micro-batch, or the model itself, has written in place what this backward needs"
 _COPY = "n_microbatches=1; or use a copy in forward: x * self.buffer.clone()"
+
+
+_GRAPHS = (
+    "each stage has an autograd graph of its own, which does not lead from an output of one stage to that of another",
+    "a single stage: compile(model, 1, ...); or torch.autograd.grad in the forward of a module of the model, which is kept whole",
+)
+"""Why `torch.autograd.grad` of one output by another finds nothing, and what to try."""
 
 
 def _recomputed(program: Program) -> str:

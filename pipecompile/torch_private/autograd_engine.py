@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter, methodcaller
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ __all__ = [
     "hooks_registered",
     "input_metadata",
     "is_accumulation_held",
+    "is_accumulation_watched",
+    "is_joint_hook",
     "node_name",
     "other_users",
     "raw_saved_names",
@@ -30,6 +33,7 @@ __all__ = [
     "sequence_number",
     "unhooked",
     "unpacked_name",
+    "will_accumulate",
     "will_run",
 ]
 
@@ -110,12 +114,39 @@ def is_accumulation_held(leaf: torch.Tensor) -> bool:
         return is_accumulation_held in _accumulation(leaf).metadata
 
 
+def is_accumulation_watched(leaf: torch.Tensor) -> bool:
+    """Return whether something has the node that adds to `.grad` of a leaf, as who registers a hook on the node has. 2.11.
+
+    A graph that is kept has it too. Unlike `is_accumulation_held` this makes no dict on the node.
+    """
+    with torch.enable_grad():
+        node = _accumulation(leaf)
+    return getrefcount(node) > _OWN_REFERENCES
+
+
+_OWN_REFERENCES = 2
+
+
+def is_joint_hook(hook: object) -> bool:
+    """Return whether a hook is one of `torch.autograd.graph.register_multi_grad_hook`, which has its functions in that file. 2.11."""
+    code = getattr(hook, "__code__", None)
+    return code is not None and code.co_filename == torch.autograd.graph.__file__
+
+
 def _accumulation(leaf: torch.Tensor) -> Any:
     return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 """Return whether the backward that runs now will run a node, too. 2.11."""
+
+
+def will_accumulate(node: Any) -> bool:
+    """Return whether the backward that runs now adds to `.grad` of a leaf, given the node that would. Not in `torch.autograd.grad`. 2.11."""
+    try:
+        return will_run(node)
+    except RuntimeError:  # a leaf whose gradient is returned
+        return False
 
 
 def raw_saved_names(node: Any) -> list[str]:

@@ -14,10 +14,11 @@ import pytest
 from pipecompile.distributed import first_values
 from pipecompile.driver import loss_reads
 from pipecompile.driver.warnings_once import WarningsOnce
-from pipecompile.runtime import hooked_updates
+from pipecompile.runtime import held_hooks, hooked_updates
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.draw_order import Draws
+from pipecompile.tracing.guards import executed_code
 from pipecompile.tracing.state import function_state
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text()
@@ -66,6 +67,13 @@ def test_each_row_has_a_warning() -> None:
     given = [text for method in METHODS.values() for text in texts(method)]
     given += [*(f"stage X {text}" for text in texts(StageGraphs)), *texts(StepGraphs)]
     given += warnings_of_draws()
-    given += [*texts(hooked_updates), *texts(function_state), *texts(loss_reads), *texts(first_values)]
+    given += [
+        *texts(hooked_updates),
+        *texts(held_hooks),
+        *texts(executed_code),
+        *texts(function_state),
+        *texts(loss_reads),
+        *texts(first_values),
+    ]
     for pattern in beginnings():
         assert any(re.search(pattern, text) for text in given), f"{pattern} begins no warning"

@@ -305,3 +305,29 @@ def test_a_late_error_of_a_gpu_says_that_its_place_is_unknown(monkeypatch: pytes
     text = str(failed(pipe, x, RuntimeError("CUDA error: device-side assert"), monkeypatch))
     assert "an earlier action of any stage on it may have caused this one" in text
     assert "CUDA_LAUNCH_BLOCKING=1" in text
+
+
+class TwoOutputs(nn.Module):
+    """Computes the second output from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = torch.tanh(self.a(x))
+        return h, self.c(torch.tanh(self.b(h)))
+
+
+def test_a_gradient_between_outputs_of_two_stages_says_what_to_try() -> None:
+    """It was autograd's own message, which advises `allow_unused=True`: a penalty of zero."""
+
+    def penalty(outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return (
+            torch.autograd.grad(outputs[1].sum(), outputs[0], create_graph=True)[0].square().mean() + outputs[1].mean()
+        )
+
+    pipe = pc.compile(TwoOutputs(), 2, n_microbatches=2, loss_fn=penalty, cost="analytic", check=False)
+    with pytest.raises(pc.RunError, match="an autograd graph of its own") as told:
+        pipe.step(torch.randn(4, 4))
+    assert "a single stage" in told.value.hint

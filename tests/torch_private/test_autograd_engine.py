@@ -13,6 +13,7 @@ from pipecompile.torch_private.autograd_engine import (
     hooks_of_tensor,
     hooks_registered,
     input_metadata,
+    is_accumulation_watched,
     node_name,
     other_users,
     raw_saved_names,
@@ -20,6 +21,7 @@ from pipecompile.torch_private.autograd_engine import (
     saved_tensor_hooks_allowed,
     sequence_number,
     unpacked_name,
+    will_accumulate,
 )
 
 pytestmark = pytest.mark.smoke
@@ -135,3 +137,20 @@ class Named(torch.autograd.Function):
 def test_the_name_of_a_node_is_that_of_its_class_whatever_its_function_calls_itself() -> None:
     x = torch.ones(1, requires_grad=True)
     assert [node_name(one.grad_fn) for one in (x * 2, Named.apply(x))] == ["MulBackward0", "NamedBackward"]
+
+
+def test_a_node_that_is_kept_is_found() -> None:
+    leaf = torch.zeros(2, requires_grad=True)
+    assert not is_accumulation_watched(leaf)
+    node = leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    assert node is not None
+    assert is_accumulation_watched(leaf)
+
+
+def test_a_backward_that_returns_gradients_adds_to_none() -> None:
+    leaf, seen = torch.zeros(2, requires_grad=True), []
+    edge = get_gradient_edge(leaf)
+    leaf.register_hook(lambda _: seen.append(will_accumulate(edge.node)))
+    (leaf * 2).sum().backward()
+    torch.autograd.grad((leaf * 2).sum(), leaf)
+    assert seen == [True, False]
