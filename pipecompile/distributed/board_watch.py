@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from threading import Event, Thread, get_ident, main_thread
+from threading import Event, Lock, Thread, get_ident, main_thread
 from threading import enumerate as enumerate_threads
 from time import monotonic, sleep
 from typing import Protocol
@@ -55,15 +55,18 @@ _WATCHED: WeakSet[Waiting] = WeakSet()
 _THREADS: list[Thread] = []
 _INTERRUPTS: list[Interrupts] = []
 _ENDED = Event()
+_STARTING = [Lock()]
 
 
 def watch(waiting: Waiting) -> None:
     """Check the waits of an object every `POLL` seconds for as long as other code holds a reference to it."""
     _WATCHED.add(waiting)
-    if not _THREADS:
-        _INTERRUPTS.append(Interrupts())
-        _THREADS.append(Thread(target=_check_all, args=_INTERRUPTS, name="pipecompile-watch", daemon=True))
-        _THREADS[0].start()
+    with _STARTING[0]:  # pipelines may be compiled in several threads
+        if not _THREADS:
+            _INTERRUPTS.append(Interrupts())
+            thread = Thread(target=_check_all, args=_INTERRUPTS, name="pipecompile-watch", daemon=True)
+            thread.start()
+            _THREADS.append(thread)
 
 
 def at_main_end(call: Callable[[Sequence[str]], object]) -> None:
@@ -109,6 +112,7 @@ def _end() -> None:
 
 
 def _begin_child() -> None:
+    _STARTING[:] = [Lock()]  # another thread may have held the one before
     _WATCHED.clear()
     _AT_MAIN_END.clear()
     _THREADS.clear()

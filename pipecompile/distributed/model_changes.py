@@ -38,17 +38,19 @@ def agree_on_recording(
     structure: str,
     changes: Sequence[ReadChange],
     *,
+    inputs: Sequence[str],
     is_loaded: bool,
     in_copy: bool,
 ) -> None:
     """Raise Disagreement, on all ranks, or on those of this copy, unless all have recorded the same graph after changes of the same values.
 
-    `identity` stands for the graph, and `structure` for the graph without its constants. If a rank `is_loaded`, with the
+    `identity` stands for the graph, `structure` for the graph without its constants, and `inputs` are their names in order. If a rank `is_loaded`, with the
     extra state of its own modules, structures alone are compared: the rank that runs a module has its values.
     """
     changes = [change for change in changes if not change.label.endswith(_OF_ONE_RANK)]
     changes.sort(key=lambda change: not change.label.startswith("model"))  # then what code that runs now reads besides
-    own = json.dumps([identity, [change.label for change in changes], [*map(str, changes)], structure, is_loaded])
+    labels, texts = [change.label for change in changes], [*map(str, changes)]
+    own = json.dumps([identity, labels, texts, structure, is_loaded, [*inputs]])
     rows = [json.loads(text) for text in communicator.all_gather_text(_GRAPH, own, in_copy=in_copy)]
     if failed := next((row for row in rows if row[0] == _FAILED), None):
         raise RankLost(FailureReport.from_json(failed[1]), is_posted=False)
@@ -78,6 +80,14 @@ def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict
             "where": _by_text([_changes(row[2]) for row in rows], ranks),
             "why": "every rank runs its own stages of one model; ranks would run parts of different ones",
             "hint": "the same change of the model on every rank, not under `if rank == 0`",
+        }
+    if any(row[5] != rows[0][5] for row in rows):
+        is_order = all(sorted(row[5]) == sorted(rows[0][5]) for row in rows)
+        return {
+            "what": f"the ranks give the model {'its inputs in different orders' if is_order else 'different inputs'}",
+            "where": _by_text([", ".join(row[5]) or "no inputs" for row in rows], ranks),
+            "why": "keyword arguments and dicts keep the order in which they are written, and a forward may read them in it",
+            "hint": "the same inputs on every rank, keyword arguments and keys of dicts in one order",
         }
     return {
         "what": "the ranks disagree about the graph of the model",
