@@ -13,7 +13,13 @@ from contextlib import suppress
 from typing import Any
 
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.failure_report import CopyDisagreement, Disagreement, FailureReport, RankLost
+from pipecompile.distributed.failure_report import (
+    CopyDisagreement,
+    Disagreement,
+    FailureReport,
+    RankLost,
+    ranks_of_texts,
+)
 from pipecompile.errors import PipecompileError
 from pipecompile.tracing.guards.state_guards import ReadChange
 
@@ -77,7 +83,7 @@ def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict
     if any(row[1] != rows[0][1] for row in rows):
         return {
             "what": "the model was changed on some ranks alone after it was compiled",
-            "where": _by_text([_changes(row[2]) for row in rows], ranks),
+            "where": ranks_of_texts(ranks, [_changes(row[2]) for row in rows]),
             "why": "every rank runs its own stages of one model; ranks would run parts of different ones",
             "hint": "the same change of the model on every rank, not under `if rank == 0`",
         }
@@ -85,13 +91,13 @@ def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict
         is_order = all(sorted(row[5]) == sorted(rows[0][5]) for row in rows)
         return {
             "what": f"the ranks give the model {'its inputs in different orders' if is_order else 'different inputs'}",
-            "where": _by_text([", ".join(row[5]) or "no inputs" for row in rows], ranks),
+            "where": ranks_of_texts(ranks, [", ".join(row[5]) or "no inputs" for row in rows]),
             "why": "keyword arguments and dicts keep the order in which they are written, and a forward may read them in it",
             "hint": "the same inputs on every rank, keyword arguments and keys of dicts in one order",
         }
     return {
         "what": "the ranks disagree about the graph of the model",
-        "where": _by_text([row[0] for row in rows], ranks),
+        "where": ranks_of_texts(ranks, [row[0] for row in rows]),
         "why": "every rank runs its part of one program",
         "hint": "the same model, options, mode and batch on every rank",
     }
@@ -100,10 +106,3 @@ def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict
 def _changes(texts: Sequence[str]) -> str:
     more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return "; ".join(texts[:_SHOWN]) + more if texts else "no change"
-
-
-def _by_text(texts: Sequence[str], ranks: Sequence[int]) -> str:
-    ranks_of: dict[str, list[str]] = {}
-    for rank, text in zip(ranks, texts, strict=True):
-        ranks_of.setdefault(text, []).append(str(rank))
-    return "; ".join(f"rank{'s' * (len(some) > 1)} {', '.join(some)}: {text}" for text, some in ranks_of.items())
