@@ -94,8 +94,7 @@ class StatusBoard:
         among = self._exchanges(in_copy=in_copy)
         among.count += 1
         self.store.set(EXCHANGE_BEGUN.at(self.rank), f"{among.first} {self.step} {among.of_step} {topic}")
-        among.of_step += 1
-        at = (among.first, among.count)
+        among.of_step, at = among.of_step + 1, (among.first, among.count)
         self.store.set(EXCHANGE.at(*at, among.ranks.index(self.rank)), f"{topic}\n{text}")
         entries = [self._read(EXCHANGE.at(*at, index), rank) for index, rank in enumerate(among.ranks)]
         topics = [entry.partition("\n")[0] for entry in entries]
@@ -179,8 +178,8 @@ class StatusBoard:
             return lost
         late = [rank for rank in self.copy if rank != self.rank and self.wait_of(rank) is None]
         what = f"it did not open its connections: {str(error).partition(chr(10))[0]}"
-        report = FailureReport(late[0] if late else self.rank, what, action="before its connections were open")
-        return RankLost(report, is_posted=False)
+        rank = late[0] if late else self.rank
+        return RankLost(FailureReport(rank, what, action="before its connections were open"), is_posted=False)
 
     def cause(self, rank: int, otherwise: str) -> str:
         """Return how the script or, on this host, the process of a rank has ended; `otherwise` if neither has, as far as is known."""

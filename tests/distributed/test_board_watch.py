@@ -45,12 +45,8 @@ def test_threads_that_begin_to_wait_at_once_start_one_thread(monkeypatch: pytest
         board_watch.watch(waiting)
         ended.append(True)
 
-    for name, value in {
-        "_THREADS": [],
-        "_INTERRUPTS": [],
-        "Interrupts": interrupts,
-        "_check_all": lambda _: None,
-    }.items():
+    changed = {"_THREADS": [], "_INTERRUPTS": [], "Interrupts": interrupts, "_check_all": lambda _: None}
+    for name, value in changed.items():
         monkeypatch.setattr(board_watch, name, value)
     waiting, threads = Waiting(), [Thread(target=watch) for _ in range(4)]
     for thread in threads:
