@@ -34,6 +34,7 @@ class LongHandling:
 
 
 def _handled() -> BaseException | None:
-    found: Any = getattr(sys, "_current_exceptions", dict)().get(main_thread().ident)  # of CPython
+    exceptions: dict[int | None, Any] = getattr(sys, "_current_exceptions", dict)()  # of CPython
+    found = exceptions.get(main_thread().ident)
     error: BaseException | None = found[1] if isinstance(found, tuple) else found  # a triple until Python 3.11
     return error
