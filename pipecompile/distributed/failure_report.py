@@ -91,6 +91,12 @@ class FailureReport:
             hint=self.hint,
         )
 
+    def own_error(self) -> RunError:
+        """Return the error as later calls of this rank say it: of a disagreement, no rank is said to have failed."""
+        if not self.is_of_copy and not self.is_of_stage:
+            return self.error()
+        return RunError(self.what, stage=None, microbatch=0, where=self.where, hint=self.hint)
+
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()
 
