@@ -1,5 +1,5 @@
 """Notes of ranks about themselves, for those that wait for them: how many pipelines it has made, the checkpoint that it
-saves, the exception that has ended one of its threads, and the threads that outlive its script.
+saves, the exception that has ended one of its threads or that its script handles, and the threads that outlive its script.
 
     rank 0   compile   compile   waits ──► "rank 1 has made 1 pipeline on ranks 0, 1; this is number 2 of rank 0"
     rank 1   compile   step
@@ -14,7 +14,8 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
-from pipecompile.distributed.protocol import MAIN, PIPELINES, SAVE, THREAD
+from pipecompile.distributed.board_watch import at_handling, at_main_end
+from pipecompile.distributed.protocol import HANDLING, MAIN, PIPELINES, SAVE, THREAD
 from pipecompile.errors import described, encodable
 
 __all__ = ["Absences"]
@@ -30,9 +31,18 @@ class Absences:
         self.store, self.members, self.rank, self.number = store, members, rank, number
         self._set(PIPELINES.at(rank), str(number))
 
+    def begin(self) -> None:
+        """Note from now on what the main thread of this rank handles, and its end."""
+        at_main_end(self.note_main_end)
+        at_handling(self)
+
     def note_thread(self, name: str, error: BaseException) -> None:
         """Note that a thread of this rank has ended by an exception."""
         self._set(THREAD.at(self.rank), encodable(f"its thread {name} has ended by {described(error)}"[:_LENGTH]))
+
+    def note_handling(self, error: str) -> None:
+        """Note the exception that the script of this rank handles, since when it makes no call; with "", that it does so no longer."""
+        self._set(HANDLING.at(self.rank), encodable(error[:_LENGTH]))
 
     def note_main_end(self, others: Sequence[str]) -> None:
         """Note that the main thread of this rank has ended, and that the `others` keep its process."""
@@ -59,7 +69,9 @@ class Absences:
         """Return what keeps a rank from a call, as far as is known: a save that waits for all ranks, a thread of it that has ended."""
         path = self._get(SAVE.at(rank))
         saves = f"it saves the checkpoint {path}, and waits there for all ranks" if path else ""
-        return "; ".join(filter(None, [saves, self._get(THREAD.at(rank)), self._get(MAIN.at(rank))]))
+        error = self._get(HANDLING.at(rank))
+        handles = f"it is handling {error}" if error else ""
+        return "; ".join(filter(None, [saves, handles, self._get(THREAD.at(rank)), self._get(MAIN.at(rank))]))
 
     def _set(self, key: str, text: str) -> None:
         with suppress(RuntimeError):

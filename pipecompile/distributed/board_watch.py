@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from threading import Event, Thread, get_ident, main_thread
+from threading import Event, Lock, Thread, get_ident, main_thread
 from threading import enumerate as enumerate_threads
 from time import monotonic, sleep
 from typing import Protocol
 from weakref import WeakSet
 
 from pipecompile.distributed.interrupts import Interrupts
+from pipecompile.distributed.long_handling import LongHandling
 
-__all__ = ["PATIENCE", "POLL", "PendingWait", "at_main_end", "await_report", "has_ended", "watch"]
+__all__ = ["PATIENCE", "POLL", "PendingWait", "at_handling", "at_main_end", "await_report", "has_ended", "watch"]
 
 POLL = 0.5
 """Seconds between two checks. A failure elsewhere is noticed after at most twice this time."""
@@ -50,25 +51,40 @@ class Waiting(Protocol):
     def interrupt(self) -> None: ...
 
 
+class Noting(Protocol):
+    """An object that notes which exception the main thread handles, "" for none."""
+
+    def note_handling(self, error: str) -> None: ...
+
+
+_AT_HANDLING: WeakSet[Noting] = WeakSet()
 _AT_MAIN_END: list[Callable[[Sequence[str]], object]] = []
 _WATCHED: WeakSet[Waiting] = WeakSet()
 _THREADS: list[Thread] = []
 _INTERRUPTS: list[Interrupts] = []
 _ENDED = Event()
+_STARTING = [Lock()]
 
 
 def watch(waiting: Waiting) -> None:
     """Check the waits of an object every `POLL` seconds for as long as other code holds a reference to it."""
     _WATCHED.add(waiting)
-    if not _THREADS:
-        _INTERRUPTS.append(Interrupts())
-        _THREADS.append(Thread(target=_check_all, args=_INTERRUPTS, name="pipecompile-watch", daemon=True))
-        _THREADS[0].start()
+    with _STARTING[0]:  # pipelines may be compiled in several threads
+        if not _THREADS:
+            _INTERRUPTS.append(Interrupts())
+            thread = Thread(target=_check_all, args=_INTERRUPTS, name="pipecompile-watch", daemon=True)
+            thread.start()
+            _THREADS.append(thread)
 
 
 def at_main_end(call: Callable[[Sequence[str]], object]) -> None:
     """Call this with the names of the threads that keep the process, once its main thread has ended and they run on."""
     _AT_MAIN_END.append(call)
+
+
+def at_handling(noting: Noting) -> None:
+    """Let an object note which exception the main thread handles for a while, for as long as other code holds a reference to it."""
+    _AT_HANDLING.add(noting)
 
 
 def await_report(check: Callable[[], None], seconds: float, pause: float = POLL) -> None:
@@ -85,11 +101,15 @@ def has_ended() -> bool:
 
 
 def _check_all(interrupts: Interrupts) -> None:
+    handling = LongHandling()
     while not _ENDED.is_set():
         is_interrupted = interrupts.wait(POLL)
         for waiting in list(_WATCHED):
             waiting.interrupt() if is_interrupted else waiting.check_wait()
             del waiting
+        if (error := handling.news()) is not None:
+            for noting in list(_AT_HANDLING):
+                noting.note_handling(error)
         if _AT_MAIN_END and not main_thread().is_alive():
             _note_main_end()
 
@@ -109,7 +129,9 @@ def _end() -> None:
 
 
 def _begin_child() -> None:
+    _STARTING[:] = [Lock()]  # another thread may have held the one before
     _WATCHED.clear()
+    _AT_HANDLING.clear()
     _AT_MAIN_END.clear()
     _THREADS.clear()
     while _INTERRUPTS:

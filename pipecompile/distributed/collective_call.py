@@ -62,6 +62,11 @@ class CollectiveCall:
         return bool(self.batch.leaves) and self.function not in _LAYOUTS_ALONE
 
     @property
+    def gives_outputs(self) -> bool:
+        """Whether each rank takes what it is returned for the outputs of its own samples."""
+        return self.function == "pipe"
+
+    @property
     def key(self) -> int:
         """A number that is equal for calls that are alike but for the elements of their tensors."""
         layouts = [*map(_layout, self.batch.leaves)]

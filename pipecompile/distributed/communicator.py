@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipecompile.distributed.absences import Absences
 from pipecompile.distributed.awake_clock import awake
-from pipecompile.distributed.board_watch import POLL, PendingWait, at_main_end, watch
+from pipecompile.distributed.board_watch import POLL, PendingWait, watch
 from pipecompile.distributed.compile_settings import check_settings
 from pipecompile.distributed.failure_guard import FailureGuard
 from pipecompile.distributed.failure_report import FailureReport, RankLost
@@ -77,7 +77,7 @@ class Communicator:
         ranks = self.ranks
         self.board = StatusBoard(store, ranks.members, self.rank, self.timeout, ranks.copy)
         self.board.absences = Absences(ranks.store(0), ranks.members, self.rank, self.number)
-        at_main_end(self.board.absences.note_main_end)
+        self.board.absences.begin()
         self._reports = SaveReports(self.board)  # of this board alone: a save does not fail for the losses before
         explain_by(self._reports)
         self.guard = FailureGuard(self.board, ranks, self._break)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from pipecompile.distributed.failure_report import CopyDisagreement, Disagreement, FailureReport, RankLost
 from pipecompile.distributed.rank_mesh import RankMesh
@@ -67,7 +66,7 @@ class FailureGuard:
     def _fail(self, error: BaseException) -> None:
         """Post the failure of this rank, unless another rank failed first."""
         report = FailureReport.of(error, self.board.rank, self.action)
-        self._broken = replace(report, is_of_copy=False, is_of_stage=False).error()
+        self._broken = report.own_error()
         if self.board.post_failure(report) == report:
             self.board.wait_for_readers(error)
         else:

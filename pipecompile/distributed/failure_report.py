@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -9,7 +10,15 @@ import msgspec
 from pipecompile.distributed.handled_errors import with_handled
 from pipecompile.errors import PipecompileError, PlanError, RunError
 
-__all__ = ["AwaitedMessage", "CopyDisagreement", "Disagreement", "FailureReport", "RankLost", "StageDisagreement"]
+__all__ = [
+    "AwaitedMessage",
+    "CopyDisagreement",
+    "Disagreement",
+    "FailureReport",
+    "RankLost",
+    "StageDisagreement",
+    "ranks_of_texts",
+]
 
 
 class Disagreement(PlanError):
@@ -51,7 +60,8 @@ class FailureReport:
     def of(cls, error: BaseException, rank: int, action: str = "") -> FailureReport:
         """Return the report of an error that this rank raised."""
         if isinstance(error, RunError):
-            return cls(rank, error.what, error.where, action, error.stage, error.microbatch, error.hint)
+            what = with_handled(error, error.what)
+            return cls(rank, what, error.where, action, error.stage, error.microbatch, error.hint)
         if isinstance(error, CopyDisagreement):
             return cls(rank, error.what, error.where, hint=error.hint, is_of_copy=True)
         if isinstance(error, StageDisagreement):
@@ -65,7 +75,7 @@ class FailureReport:
         report = cls.of(error, rank, "outside a step")
         if not report.is_of_copy or has_copies:
             return report
-        what = f"{type(error).__name__}: {report.what}"  # the other ranks have raised it, too, and go on
+        what = with_handled(error, f"{type(error).__name__}: {report.what}")  # others have raised it, too, and go on
         return replace(report, what=what, action="outside a step", is_of_copy=False)
 
     def error(self) -> RunError:
@@ -80,6 +90,12 @@ class FailureReport:
             where=self.where or (f"waiting for {self.awaited} from rank {self.rank}" if self.awaited else ""),
             hint=self.hint,
         )
+
+    def own_error(self) -> RunError:
+        """Return the error as later calls of this rank say it: of a disagreement, no rank is said to have failed."""
+        if not self.is_of_copy and not self.is_of_stage:
+            return self.error()
+        return RunError(self.what, stage=None, microbatch=0, where=self.where, hint=self.hint)
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -117,3 +133,11 @@ class RankLost(Exception):
     def __init__(self, report: FailureReport, *, is_posted: bool, is_late: bool = False) -> None:
         super().__init__(report.what)
         self.report, self.is_posted, self.is_late = report, is_posted, is_late
+
+
+def ranks_of_texts(ranks: Iterable[int], texts: Iterable[str]) -> str:
+    """Return which ranks have which text: "ranks 0, 1: a; rank 2: b"."""
+    ranks_of: dict[str, list[str]] = {}
+    for rank, text in zip(ranks, texts, strict=True):
+        ranks_of.setdefault(text, []).append(str(rank))
+    return "; ".join(f"rank{'s' * (len(some) > 1)} {', '.join(some)}: {text}" for text, some in ranks_of.items())

@@ -136,6 +136,8 @@ class Lockstep:
         assert call is not None
         is_compared = bool(found) and call.has_samples
         reads = call.read_bits(self.reads(found, call.batch.n_inputs)) if is_compared else None
+        if not reads and call.gives_outputs:
+            reads = None  # it returns the outputs of the samples that others read
         is_due = self.calls & (self.calls - 1) == 0  # reading a GPU waits for it: in calls 1, 2, 4, 8 ...
         contents = call.contents(is_due=is_due) if is_compared else [0] * (1 + COMPARED_PLACES)
         row = [call.key, found, _UNKNOWN if reads is None else reads, *contents]

@@ -13,7 +13,13 @@ from contextlib import suppress
 from typing import Any
 
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.failure_report import CopyDisagreement, Disagreement, FailureReport, RankLost
+from pipecompile.distributed.failure_report import (
+    CopyDisagreement,
+    Disagreement,
+    FailureReport,
+    RankLost,
+    ranks_of_texts,
+)
 from pipecompile.errors import PipecompileError
 from pipecompile.tracing.guards.state_guards import ReadChange
 
@@ -38,17 +44,19 @@ def agree_on_recording(
     structure: str,
     changes: Sequence[ReadChange],
     *,
+    inputs: Sequence[str],
     is_loaded: bool,
     in_copy: bool,
 ) -> None:
     """Raise Disagreement, on all ranks, or on those of this copy, unless all have recorded the same graph after changes of the same values.
 
-    `identity` stands for the graph, and `structure` for the graph without its constants. If a rank `is_loaded`, with the
+    `identity` stands for the graph, `structure` for the graph without its constants, and `inputs` are their names in order. If a rank `is_loaded`, with the
     extra state of its own modules, structures alone are compared: the rank that runs a module has its values.
     """
     changes = [change for change in changes if not change.label.endswith(_OF_ONE_RANK)]
     changes.sort(key=lambda change: not change.label.startswith("model"))  # then what code that runs now reads besides
-    own = json.dumps([identity, [change.label for change in changes], [*map(str, changes)], structure, is_loaded])
+    labels, texts = [change.label for change in changes], [*map(str, changes)]
+    own = json.dumps([identity, labels, texts, structure, is_loaded, [*inputs]])
     rows = [json.loads(text) for text in communicator.all_gather_text(_GRAPH, own, in_copy=in_copy)]
     if failed := next((row for row in rows if row[0] == _FAILED), None):
         raise RankLost(FailureReport.from_json(failed[1]), is_posted=False)
@@ -75,13 +83,21 @@ def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict
     if any(row[1] != rows[0][1] for row in rows):
         return {
             "what": "the model was changed on some ranks alone after it was compiled",
-            "where": _by_text([_changes(row[2]) for row in rows], ranks),
+            "where": ranks_of_texts(ranks, [_changes(row[2]) for row in rows]),
             "why": "every rank runs its own stages of one model; ranks would run parts of different ones",
             "hint": "the same change of the model on every rank, not under `if rank == 0`",
         }
+    if any(row[5] != rows[0][5] for row in rows):
+        is_order = all(sorted(row[5]) == sorted(rows[0][5]) for row in rows)
+        return {
+            "what": f"the ranks give the model {'its inputs in different orders' if is_order else 'different inputs'}",
+            "where": ranks_of_texts(ranks, [", ".join(row[5]) or "no inputs" for row in rows]),
+            "why": "keyword arguments and dicts keep the order in which they are written, and a forward may read them in it",
+            "hint": "the same inputs on every rank, keyword arguments and keys of dicts in one order",
+        }
     return {
         "what": "the ranks disagree about the graph of the model",
-        "where": _by_text([row[0] for row in rows], ranks),
+        "where": ranks_of_texts(ranks, [row[0] for row in rows]),
         "why": "every rank runs its part of one program",
         "hint": "the same model, options, mode and batch on every rank",
     }
@@ -90,10 +106,3 @@ def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict
 def _changes(texts: Sequence[str]) -> str:
     more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return "; ".join(texts[:_SHOWN]) + more if texts else "no change"
-
-
-def _by_text(texts: Sequence[str], ranks: Sequence[int]) -> str:
-    ranks_of: dict[str, list[str]] = {}
-    for rank, text in zip(ranks, texts, strict=True):
-        ranks_of.setdefault(text, []).append(str(rank))
-    return "; ".join(f"rank{'s' * (len(some) > 1)} {', '.join(some)}: {text}" for text, some in ranks_of.items())

@@ -17,6 +17,7 @@ __all__ = [
     "EXCHANGE",
     "EXCHANGE_BEGUN",
     "FAILED",
+    "HANDLING",
     "HEAD_LENGTH",
     "LARGE",
     "LAYOUT",
@@ -167,6 +168,9 @@ PIPELINES = StoreKey(
 THREAD = StoreKey(
     "thread/{rank}", "the rank", "how one of its threads has ended by an exception; of all pipelines of its ranks"
 )
+HANDLING = StoreKey(
+    "handling/{rank}", "the rank", "the exception that its main thread handles, or empty; of all pipelines of its ranks"
+)
 MAIN = StoreKey(
     "main/{rank}", "the rank", "that its main thread has ended, and which threads run on; of all pipelines of its ranks"
 )
@@ -232,6 +236,7 @@ PROTOCOL = Protocol(
         ENDED,
         PIPELINES,
         THREAD,
+        HANDLING,
         MAIN,
         SAVE,
         OUTCOME,

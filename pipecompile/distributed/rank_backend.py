@@ -130,8 +130,9 @@ class RankBackend:
         identity, structure = (
             f"{graph_identity(graph, constants=some, with_numbers=is_alone)} {text}" for some in (True, False)
         )
-        is_loaded, in_copy = self.is_extra_loaded, self._is_planned
-        agree_on_recording(self.communicator, identity, structure, changes, is_loaded=is_loaded, in_copy=in_copy)
+        inputs = [str(node.target) for node in graph.graph.find_nodes(op="placeholder")]
+        agree_on_recording(self.communicator, identity, structure, changes, inputs=inputs,
+                           is_loaded=self.is_extra_loaded, in_copy=self._is_planned)  # fmt: skip
         self.is_extra_loaded = False
         if self.model is not None:
             models = (self.model, graph) if self.begins else (self.model,)

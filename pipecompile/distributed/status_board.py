@@ -25,6 +25,7 @@ from pipecompile.distributed.failure_report import (
     Disagreement,
     FailureReport,
     RankLost,
+    ranks_of_texts,
 )
 from pipecompile.distributed.process_end import has_ended, identity, note_end
 from pipecompile.distributed.protocol import ENDED, EXCHANGE, EXCHANGE_BEGUN, FAILED, PROCESS, READERS, STAYS, WAITS
@@ -60,8 +61,7 @@ class StatusBoard:
     """The board as rank `rank`, one of `members`, sees it. `timeout` is in seconds.
 
     `copy` are the members that run one copy of the pipeline, all of them by default. They may make calls without the other
-    copies: `step` counts the runs of all members by `_OWN_RUNS`, and by 1 those of a copy in between. `_seen_ahead` has, per rank
-    that this one waited for, the exchange that it was in, and since when.
+    copies: `step` counts the runs of all members by `_OWN_RUNS`, and by 1 those of a copy in between.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StatusBoard:
         self.store, self.members, self.rank, self.timeout = store, tuple(members), rank, timeout
         self.copy, self.step = tuple(copy) or self.members, 0
         self.absences: Absences | None = None
-        self._seen_ahead: dict[int, tuple[str, float]] = {}
+        self._seen_ahead: dict[int, tuple[str, float]] = {}  # of each awaited rank: its exchange, and since when
         self._all, self._own = _Exchanges(self.members, _ALL), _Exchanges(self.copy, min(self.copy))
         with suppress(RuntimeError):
             self.store.set(PROCESS.at(rank), identity())
@@ -94,11 +94,9 @@ class StatusBoard:
         among = self._exchanges(in_copy=in_copy)
         among.count += 1
         self.store.set(EXCHANGE_BEGUN.at(self.rank), f"{among.first} {self.step} {among.of_step} {topic}")
-        among.of_step += 1
-        own = among.ranks.index(self.rank)
-        self.store.set(EXCHANGE.at(among.first, among.count, own), f"{topic}\n{text}")
-        keys = [EXCHANGE.at(among.first, among.count, index) for index in range(len(among.ranks))]
-        entries = [self._read(key, rank) for key, rank in zip(keys, among.ranks, strict=True)]
+        among.of_step, at = among.of_step + 1, (among.first, among.count)
+        self.store.set(EXCHANGE.at(*at, among.ranks.index(self.rank)), f"{topic}\n{text}")
+        entries = [self._read(EXCHANGE.at(*at, index), rank) for index, rank in enumerate(among.ranks)]
         topics = [entry.partition("\n")[0] for entry in entries]
         if len(set(topics)) > 1:
             raise self._disagreement(among, topics, "what to do next")
@@ -112,13 +110,9 @@ class StatusBoard:
 
     def _disagreement(self, among: _Exchanges, texts: Sequence[str], topic: str) -> PlanError:
         """Return the error that names who has what. If this copy alone raises it, it is a failure to post for the others."""
-        ranks_of: dict[str, list[str]] = {}
-        for rank, text in zip(among.ranks, texts, strict=True):
-            ranks_of.setdefault(text, []).append(str(rank))
-        named = (f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in ranks_of.items())
         return (Disagreement if among is self._all else CopyDisagreement)(
             f"the ranks disagree about {topic}",
-            where="; ".join(named),
+            where=ranks_of_texts(among.ranks, texts),
             why="every rank runs its part of one program",
             hint="the same model, options, mode and batch on every rank",
         )
@@ -133,19 +127,25 @@ class StatusBoard:
                 self.look_for_ended(key)
                 looked = awake()
             if awake() - start > self.timeout:
-                what = f"it did not take part in the exchange before a program within {self.timeout:.3g} s"
-                raise RankLost(FailureReport(rank, self.with_reason(rank, what, in_exchange=True)), is_posted=False)
+                raise RankLost(self._late(rank), is_posted=False)
             sleep(pause)
             pause = min(2 * pause, 0.1)
-        entry: bytes = self.store.get(key)
-        return entry.decode()
+        return str(self.store.get(key).decode())
 
-    def with_reason(self, rank: int, what: str, *, in_exchange: bool = False) -> str:
+    def _late(self, rank: int) -> FailureReport:
+        """Return the failure of a rank that does not come to an exchange, or of the one that it waits for."""
+        root, name = self.root_of_wait(rank, "")
+        if root not in (rank, self.rank):
+            what = f"it did not send {name} within {self.timeout:.3g} s, for which rank {rank} waits"
+            return FailureReport(root, self.cause(root, self.with_reason(root, what)), action="before an exchange")
+        what = f"it did not take part in the exchange before a program within {self.timeout:.3g} s"
+        made = self.absences.of_exchange(rank) if self.absences is not None else ""
+        return FailureReport(rank, self.with_reason(rank, "; ".join(filter(None, [what, made]))))
+
+    def with_reason(self, rank: int, what: str) -> str:
         """Return `what` is said of a rank that does not come, with what it has noted about itself."""
-        if self.absences is None:
-            return what
-        reasons = [self.absences.of_exchange(rank) if in_exchange else "", self.absences.of_wait(rank)]
-        return "; ".join([what, *filter(None, reasons)])
+        reason = self.absences.of_wait(rank) if self.absences is not None else ""
+        return "; ".join(filter(None, [what, reason]))
 
     def note_thread(self, name: str, error: BaseException) -> None:
         """Note that an exception has ended a thread of this rank."""
@@ -178,8 +178,8 @@ class StatusBoard:
             return lost
         late = [rank for rank in self.copy if rank != self.rank and self.wait_of(rank) is None]
         what = f"it did not open its connections: {str(error).partition(chr(10))[0]}"
-        report = FailureReport(late[0] if late else self.rank, what, action="before its connections were open")
-        return RankLost(report, is_posted=False)
+        rank = late[0] if late else self.rank
+        return RankLost(FailureReport(rank, what, action="before its connections were open"), is_posted=False)
 
     def cause(self, rank: int, otherwise: str) -> str:
         """Return how the script or, on this host, the process of a rank has ended; `otherwise` if neither has, as far as is known."""

@@ -16,7 +16,7 @@ import torch
 
 from pipecompile.distributed.collective_call import hash_of
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.failure_report import CopyDisagreement
+from pipecompile.distributed.failure_report import CopyDisagreement, ranks_of_texts
 from pipecompile.errors import PlanError
 
 __all__ = ["agree_on_step", "ranks_by_text", "shared_from", "texts_of_ranks"]
@@ -73,10 +73,7 @@ def _disagreement(communicator: Communicator, common: str) -> PlanError:
 
 def ranks_by_text(communicator: Communicator, texts: Sequence[str]) -> str:
     """Return who has which of the `texts` of the ranks of a pipeline."""
-    ranks_of: dict[str, list[str]] = {}
-    for index, text in enumerate(texts):
-        ranks_of.setdefault(text, []).append(str(communicator.ranks.rank_of(index)))
-    return "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}" for text, ranks in ranks_of.items())
+    return ranks_of_texts(map(communicator.ranks.rank_of, range(len(texts))), texts)
 
 
 def texts_of_ranks(communicator: Communicator, text: str) -> list[str]:

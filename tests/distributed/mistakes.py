@@ -93,6 +93,19 @@ def other_samples(rank: int) -> Any:
     return json.dumps([count, said, went_on == scaled.step(x[0], number, target=y[0]).item()])
 
 
+def first_inference(rank: int) -> Any:
+    """Call a pipeline for the first time, with samples of each rank's own, a placeholder, and a dict in another order."""
+    x, _ = batches(2)
+    pipe, parts = compiled(), {"x": x[0], "scale": x[1]}
+    named = pc.compile(Scaled(), 2, pin={"first": 0, "second": 1}, n_microbatches=2, cost="analytic")
+    with torch.no_grad():
+        own = error_of(lambda: pipe(x[rank]))
+        again = error_of(lambda: pipe(x[rank]))
+        order = error_of(lambda: named(**dict(sorted(parts.items(), reverse=rank == 1))))
+        given = pipe(x[0] if rank == 0 else torch.zeros_like(x[0]))
+    return json.dumps([own, again, order, given.sum().item()])
+
+
 def skipped(rank: int) -> Any:
     pipe, (x, y) = compiled(), batches(4)
     return [pipe.step(x[i], target=y[i]).item() for i in range(4) if (rank, i) != (1, 1)]
@@ -250,6 +263,7 @@ MISTAKES: dict[str, Callable[[int], Any]] = {
     "batch of another size": another_size,
     "sampler over all ranks": world_sampler,
     "skipped step": skipped,
+    "first inference": first_inference,
     "other samples": other_samples,
     "eval": lambda rank: alone(rank, lambda pipe: pipe.eval()),
     "autocast": autocast,

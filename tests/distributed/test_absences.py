@@ -36,6 +36,16 @@ def test_the_end_of_a_thread_is_noted_by_its_rank_alone() -> None:
     assert first.of_wait(4) == ""
 
 
+def test_the_exception_that_a_script_handles_is_noted_until_it_ends() -> None:
+    """A rank in a `finally` that waits for all ranks "has been silent", and nothing else was said."""
+    store = HashStore()
+    first, second = (Absences(store, (4, 5), rank, 1) for rank in (4, 5))
+    second.note_handling("ValueError: bad record 7")
+    assert first.of_wait(5) == "it is handling ValueError: bad record 7"
+    second.note_handling("")
+    assert first.of_wait(5) == ""
+
+
 def test_a_save_is_noted_until_it_ends() -> None:
     store = HashStore()
     first, second = (Absences(store, (4, 5), rank, 1) for rank in (4, 5))

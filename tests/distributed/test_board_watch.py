@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 from threading import Event, Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import Never
 
 import pytest
@@ -30,6 +30,31 @@ def test_objects_are_checked_while_they_are_referenced(monkeypatch: pytest.Monke
     del second, waiting
     gc.collect()
     assert len(board_watch._WATCHED) <= watched - 1
+
+
+def test_threads_that_begin_to_wait_at_once_start_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each made one, and one of them started the other's twice, before."""
+    made: list[int] = []
+    ended: list[bool] = []
+
+    def interrupts() -> None:
+        made.append(1)
+        sleep(0.1)
+
+    def watch() -> None:
+        board_watch.watch(waiting)
+        ended.append(True)
+
+    changed = {"_THREADS": [], "_INTERRUPTS": [], "Interrupts": interrupts, "_check_all": lambda _: None}
+    for name, value in changed.items():
+        monkeypatch.setattr(board_watch, name, value)
+    waiting, threads = Waiting(), [Thread(target=watch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [1]
+    assert len(ended) == 4
 
 
 def test_a_report_is_awaited_for_some_time() -> None:

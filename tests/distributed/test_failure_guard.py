@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from pipecompile.distributed.failure_guard import FailureGuard
-from pipecompile.distributed.failure_report import Disagreement, FailureReport, RankLost
+from pipecompile.distributed.failure_report import CopyDisagreement, Disagreement, FailureReport, RankLost
 from pipecompile.distributed.status_board import StatusBoard
 from pipecompile.errors import InputError, RunError
 
@@ -43,6 +43,16 @@ def test_a_disagreement_that_all_ranks_raise_is_no_failure() -> None:
         raise Disagreement("the ranks disagree")
     guard.require_whole()
     assert (ended, guard.board.failed()) == ([], None)
+
+
+def test_a_disagreement_of_one_copy_blames_no_rank_of_it_later() -> None:
+    """Each rank of the copy was told that it had failed itself, before."""
+    guard, _ = guard_of(HashStore(), 0)
+    guard.ranks = SimpleNamespace(copy=(0,), members=(0, 1))  # type: ignore[assignment]
+    with pytest.raises(CopyDisagreement), guard.guarded():
+        raise CopyDisagreement("the ranks have different samples")
+    with pytest.raises(RunError, match="failed before\n  why    the ranks have different samples\n"):
+        guard.require_whole()
 
 
 def test_an_error_that_all_ranks_are_known_to_raise_is_no_failure() -> None:

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from pipecompile.distributed.failure_report import AwaitedMessage, CopyDisagreement, FailureReport, StageDisagreement
+from pipecompile.distributed.failure_report import (
+    AwaitedMessage,
+    CopyDisagreement,
+    FailureReport,
+    StageDisagreement,
+    ranks_of_texts,
+)
 from pipecompile.errors import InputError, RunError
 
 
@@ -73,3 +79,23 @@ def test_ranks_of_one_stage_that_disagree_are_told_to_others_without_blame_on_on
     assert text.startswith(
         "the ranks of another stage failed: the copies train other parameters\n  where  rank 1: (4,); rank 3: none"
     )
+
+
+@pytest.mark.parametrize("error", [RunError("stage 2 failed", stage=2, microbatch=1), CopyDisagreement("other calls")])
+def test_an_error_in_a_finally_names_the_exception_before_it(error: Exception) -> None:
+    """The other ranks learned of the call in the `finally` alone, before."""
+
+    def load() -> None:
+        try:
+            raise ValueError("bad record")
+        finally:
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        load()
+    what = FailureReport.outside(caught.value, 1, has_copies=False).what
+    assert what.endswith(f"{error.what}, while ValueError: bad record was being handled")  # type: ignore[attr-defined]
+
+
+def test_ranks_are_listed_by_their_texts() -> None:
+    assert ranks_of_texts([4, 5, 7], ["a", "b", "a"]) == "ranks 4, 7: a; rank 5: b"

@@ -93,6 +93,13 @@ def test_a_batch_that_one_rank_alone_reads_may_be_anything_on_the_others() -> No
     assert errors_of(calls, [READS_X, READS_Y]) == ["", ""]
 
 
+def test_outputs_are_those_of_each_ranks_own_samples() -> None:
+    """A rank that reads nothing may have placeholders, not samples of its own: it would take the outputs for those of its own."""
+    for other, is_refused in ((X + 8, True), (ZEROS, False), (X, False)):
+        calls = [CollectiveCall.of("pipe", MODEL, CallBatch.of((x,), {})) for x in (X, other)]
+        assert [bool(text) for text in errors_of(calls, [READS_X, 0])] == [is_refused] * 2
+
+
 def test_samples_of_a_call_without_a_recording_are_compared_once_it_has_one() -> None:
     def run(communicator: ThreadCommunicator) -> tuple[bool, str]:
         communicator.connect()
@@ -205,6 +212,18 @@ def test_samples_in_lists_and_placeholders_where_they_are_read_are_refused(mista
         assert "the ranks of a pipeline are asked for different things" in count
         assert [name for name, error in said.items() if "different samples in the same step" not in error] == []
         assert goes_on, "placeholders where they are not read"
+
+
+@pytest.mark.timeout(700)
+def test_a_first_call_without_gradients_on_samples_of_each_ranks_own_is_refused(mistakes: dict[str, list[str]]) -> None:
+    """A rank that reads no inputs took the outputs of another rank's samples for those of its own, before."""
+    results = []
+    for text in mistakes["first inference"]:
+        own, again, order, given = json.loads(text.splitlines()[0].removeprefix("result: "))
+        assert all("have different samples in the same step" in error for error in (own, again))
+        assert "its inputs in different orders\n  where  rank 0: scale, x; rank 1: x, scale" in order
+        results.append(given)
+    assert results[0] == results[1]
 
 
 @pytest.mark.timeout(700)

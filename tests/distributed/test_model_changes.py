@@ -20,7 +20,8 @@ def errors_of(*rows: dict[str, Any]) -> list[str]:
     """Return the error of each rank, "" without one, for graphs and changes of each."""
 
     def run(communicator: ThreadCommunicator) -> str:
-        given: dict[str, Any] = {"identity": "g", "structure": "s", "changes": (), "is_loaded": False, "in_copy": False}
+        given: dict[str, Any] = {"identity": "g", "structure": "s", "changes": (), "inputs": ["x", "y"]}
+        given |= {"is_loaded": False, "in_copy": False}
         try:
             agree_on_recording(communicator, **given | rows[communicator.ranks.index])
         except Disagreement as error:
@@ -47,6 +48,15 @@ def test_a_rank_may_freeze_its_own_parameters() -> None:
 
 def test_graphs_that_differ_without_a_change_are_told() -> None:
     assert all("the ranks disagree about the graph of the model" in text for text in errors_of({}, {"identity": "h"}))
+
+
+def test_inputs_in_another_order_are_named() -> None:
+    """A fingerprint of the graph alone, before."""
+    first, second = errors_of({"identity": "g"}, {"identity": "h", "inputs": ["y", "x"]})
+    assert first == second
+    assert "the ranks give the model its inputs in different orders" in first
+    assert "rank 10: x, y; rank 11: y, x" in first
+    assert "the ranks give the model different inputs" in errors_of({}, {"identity": "h", "inputs": ["x"]})[0]
 
 
 def test_extra_state_of_a_rank_may_change_constants_and_no_structure() -> None:

@@ -35,6 +35,7 @@ process/{rank}                         the rank             boot, namespace, num
 ended/{rank}                           the rank             how its script has ended
 pipelines/{rank}                       the rank             number of pipelines that it has made; of all pipelines of its ranks
 thread/{rank}                          the rank             how one of its threads has ended by an exception; of all pipelines of its ranks
+handling/{rank}                        the rank             the exception that its main thread handles, or empty; of all pipelines of its ranks
 main/{rank}                            the rank             that its main thread has ended, and which threads run on; of all pipelines of its ranks
 save/{rank}                            the rank             the checkpoint that it saves; of all pipelines of its ranks
 outcome/{first}/{run}                  the first to know    done, or the FailureReport with which a call is undone

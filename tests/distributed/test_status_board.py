@@ -65,6 +65,20 @@ def test_a_member_that_does_not_come_is_lost_after_the_timeout() -> None:
     assert not caught.value.is_posted
 
 
+def test_a_member_that_waits_for_another_itself_is_not_blamed() -> None:
+    """Rank 5 was, before, if rank 7 stopped in the midst of a call of the two."""
+    first, second, _ = boards(timeout=0.05)
+    second.post_wait(7, "h#0")
+    with pytest.raises(RankLost) as caught:
+        first.agree("graph", "same")
+    text = str(caught.value.report.error())
+    assert text == "rank 7 failed before an exchange: it did not send h#0 within 0.05 s, for which rank 5 waits"
+    second.post_wait(4, "h#1")
+    with pytest.raises(RankLost, match="did not take part") as caught:
+        first.agree("graph", "same")
+    assert caught.value.report.rank == 5
+
+
 def test_an_exchange_ends_when_a_rank_fails() -> None:
     first, second, _ = boards()
     report = FailureReport(5, "ValueError: no")
