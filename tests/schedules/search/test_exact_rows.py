@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pipecompile.ir import Kind
 from pipecompile.schedules.building_blocks import loop
-from pipecompile.schedules.search.exact_variables import ExactModel
 from pipecompile.schedules.search.exact_rows import rows_of
+from pipecompile.schedules.search.exact_variables import ExactModel
 from pipecompile.schedules.search.ticks import Tick
 from pipecompile.schedules.search.workload import unit_workload
 
