@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,13 +48,26 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _thaws() -> Iterator[list[bool]]:
+    """Return a list that is empty while all objects of before are frozen: to count them takes 10 ms."""
+    thaws = [True]
+
+    def unfreeze(original: Callable[[], None] = gc.unfreeze) -> None:
+        thaws.append(True)
+        original()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", unfreeze)
+        yield thaws
+
+
 @pytest.fixture(autouse=True)
-def _frozen() -> None:
-    """Leave what all tests have in common, a million objects, out of collections. A search of the memory by a recording unfreezes it:
-    what is older than the test before is not collected then, which would take a second each time.
-    """
-    if not gc.get_freeze_count():
-        gc.collect(1)
+def _frozen(_thaws: list[bool]) -> None:
+    """Leave what all tests have in common, a million objects, out of collections. A search of the memory by a recording unfreezes it."""
+    if _thaws:
+        _thaws.clear()
+        gc.collect(1)  # what the test before has left; a collection of all would take a second
         gc.freeze()
 
 
