@@ -238,8 +238,10 @@ class Specialization:
         )
 
     def note_call(self) -> bool:
-        """Count a mini-batch. Return whether layers have other forward hooks than at the one before."""
+        """Count a mini-batch. Return whether layers have other forward hooks than at the one before, which a recomputation would not undo."""
         self.calls += 1
+        if self.options.checkpoint == "never":
+            return False
         if self._layers is None:
             self._layers = tuple(one for stage in self.stages for one in called_modules(stage))
         hooks = tuple(hook for one in self._layers for table in forward_hooks_of(one) for hook in table.values())

@@ -134,7 +134,8 @@ def is_joint_hook(hook: object) -> bool:
 
 
 def _accumulation(leaf: torch.Tensor) -> Any:
-    return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node

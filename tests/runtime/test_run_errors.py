@@ -174,7 +174,7 @@ def test_faults_at_random_instructions(dispatch: str) -> None:
             model.zero_grad()
             torch.testing.assert_close(pipe.step(x), loss, rtol=1e-6, atol=0)
             assert_same(model, eager, 0.0 if dispatch == "inline" else 1e-6)
-            assert threading.active_count() == threads
+            assert threading.active_count() <= threads
 
 
 def harmed(code: Code, device: int, index: int) -> Code:

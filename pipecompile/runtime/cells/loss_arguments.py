@@ -39,7 +39,7 @@ class _Received(torch.autograd.Function):
 def loss_places(stage: Stage, inputs: Sequence[str], outputs: Collection[str]) -> tuple[int, ...]:
     """Return the places of the inputs of the last stage that the loss gets, or of which it gets a view."""
     nodes: Any = stage.module.graph.output_node().args[0]
-    made = zip(stage.outputs, nodes, strict=True)
+    made = zip(stage.outputs, nodes if isinstance(nodes, (tuple, list)) else (nodes,), strict=True)
     shared = {_memory_of(value_of(node)) for name, node in made if name in outputs} - {None}
     taken = zip(stage.inputs, stage.module.graph.find_nodes(op="placeholder"), strict=False)
     viewed = {name for name, node in taken if _memory_of(value_of(node)) in shared}

@@ -9,7 +9,8 @@
 The result is never slower than the fastest schedule of the catalogue that fits. Its certificate has a lower bound on all schedules:
 those of `makespan_bound.py` and `host_bound.py`, raised by CP-SAT. Rules and CP-SAT do not know of launches and shared streams; all
 choices are by the full simulation. List schedules bound what stages save; if the buffers of values do not fit beside that,
-`list_search.py` reduces the capacity and schedules again. The search is deterministic, unless `time_limit` or Ctrl-C ends it.
+`list_search.py` reduces the capacity and schedules again. The search is deterministic, unless `time_limit` or Ctrl-C ends it, or
+CP-SAT stands still (`exact_solver.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _MODULO_ACTIONS = 600_000
 _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
 
-_EXACT_SECONDS = 4.0
+_EXACT_SECONDS = 3.0
 """CP-SAT's deterministic time at effort 1, for all placements with an open gap together: mostly 3 to 10 seconds of the processor."""
 
 _NEGLIGIBLE = 1e-9

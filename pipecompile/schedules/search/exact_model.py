@@ -30,8 +30,8 @@ from pipecompile.simulation.costs import Engines
 
 __all__ = ["build_model"]
 
-_TICKS = 100_000_000
-"""Ticks of a step whose durations have no common divisor: rounding costs less than a millionth over some hundred actions."""
+_TICKS = 10_000_000
+"""Ticks of a step whose durations have no common divisor: rounding costs less than 0.01 % over a thousand actions."""
 
 _UNITS = 1_000_000
 """Units of memory of the largest capacity, if the sizes have no common divisor."""

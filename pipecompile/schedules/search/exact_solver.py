@@ -26,6 +26,12 @@ BUILD_SECONDS = 1e-4
 """Deterministic seconds that each action of a model is charged for building and loading it."""
 
 
+_MOST_CLOCK, _CLOCK = 1.0, 10.0
+"""Seconds on the clock after which a run ends: so many, and so many times its deterministic time. Usually it takes 1 to 6 times of it; but
+under tight memory some propagation takes minutes of which CP-SAT counts nothing.
+"""
+
+
 @cache
 def cp_sat() -> Any:
     """Return the module of CP-SAT, or None if OR-Tools is not installed."""
@@ -68,8 +74,8 @@ def run(model: Any, n_actions: int, budget: Budget, seconds: float, strategy: St
     presolve, precedence, upwards = strategy.value
     parameters.cp_model_presolve, parameters.use_objective_lb_search = presolve, upwards
     parameters.use_dynamic_precedence_in_disjunctive = precedence
-    parameters.max_deterministic_time = max(1e-3, min(seconds, budget.seconds))
-    parameters.max_time_in_seconds = max(0.01, min(1e6, budget.end - perf_counter()))
+    limit = parameters.max_deterministic_time = max(1e-3, min(seconds, budget.seconds))
+    parameters.max_time_in_seconds = max(0.01, min(_MOST_CLOCK + _CLOCK * limit, budget.end - perf_counter()))
     status, budget.is_interrupted = solved(solver, model)
     budget.seconds -= solver.response_proto.deterministic_time + n_actions * BUILD_SECONDS
     return solver, status
