@@ -59,7 +59,7 @@ _MODULO_ACTIONS = 600_000
 _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
 
-_EXACT_SECONDS = 3.0
+_EXACT_SECONDS = 4.0
 """CP-SAT's deterministic time at effort 1, for all placements with an open gap together: mostly 3 to 10 seconds of the processor."""
 
 _NEGLIGIBLE = 1e-9

@@ -73,6 +73,11 @@ class ExactProblem:
         return 3 * self.n_microbatches * self.workload.n_stages
 
     @property
+    def is_large(self) -> bool:
+        """Return whether a proof is unlikely."""
+        return self.n_actions > _MOST_PROVABLE
+
+    @property
     def may_forbid_waits(self) -> bool:
         """Return whether no action waits on purpose, and the problem is small enough to say so."""
         return self.n_actions**2 <= _MOST_PAIRS * self.workload.n_devices and never_wait(self.evaluator.costs)
@@ -116,11 +121,10 @@ def solve_exactly(
     n_actions = problem.n_actions
     if cp_sat() is None or n_actions > MOST_ACTIONS or min(seconds) <= n_actions * _LEAST_SECONDS:
         return ExactResult(None, bound)
-    is_large = n_actions > _MOST_PROVABLE
-    limit = seconds[0] * (_SHARE_OF_LARGE if is_large else 1.0)
+    limit = seconds[0] * (_SHARE_OF_LARGE if problem.is_large else 1.0)
     search = _ExactSearch(problem, incumbent, shorter_than, bound, Budget(limit, perf_counter() + seconds[1]))
     search.refute(_REFUTATION_SECONDS * seconds[0])
-    if is_large:
+    if problem.is_large:
         search.search(limit * (sum(_SHARES) if incumbent else 1.0), Strategy.LARGE)
         search.move_windows()
     else:
@@ -199,7 +203,7 @@ class _ExactSearch:
         model = self._model(horizon, self.bound)
         add_hint(model, self.incumbent, self.problem.evaluator)
         keep_order(model, self.incumbent, self.problem.evaluator, (start, end))
-        solver, status = self._run(model, _WINDOW_SECONDS)
+        solver, status = self._run(model, _WINDOW_SECONDS, Strategy.QUICK if self.problem.is_large else Strategy.WINDOW)
         return self._take(model, solver, status)
 
     def _model(self, horizon: float, bound: float) -> ExactModel:

@@ -61,6 +61,7 @@ class Strategy(Enum):
     """
 
     QUICK = (False, False, False)
+    WINDOW = (False, True, False)
     UPWARDS = (True, True, True)
     DOWNWARDS = (True, True, False)
     LARGE = (True, False, False)
