@@ -238,7 +238,10 @@ class Specialization:
         )
 
     def note_call(self) -> bool:
-        """Count a mini-batch. Return whether layers have other forward hooks than at the one before, which a recomputation would not undo."""
+        """Count a mini-batch. Return whether layers have other forward hooks than at the one before.
+
+        A program undoes in a recomputation what the hooks do that it knows of.
+        """
         self.calls += 1
         if self.options.checkpoint == "never":
             return False

@@ -46,7 +46,7 @@ _SHARES = (0.3, 0.4)
 """Shares of the budget for a search in each direction; windows take the rest. Without an incumbent there are no windows."""
 
 _MOST_PROVABLE, _SHARE_OF_LARGE = 800, 0.4
-"""Actions up to which proofs are tried with all the time, and the share of it that larger problems get: windows improve these early or not."""
+"""Actions up to which proofs are tried with all the time, and the share of it that larger problems get: the rest is for proofs."""
 
 _WINDOW_SECONDS = 0.05
 """Deterministic seconds of a window: of 64 cells, most windows of a quarter of the step are searched to the end in half of it."""
@@ -118,10 +118,9 @@ def solve_exactly(
     `incumbent` is a schedule of the same placement, where there is one. `seconds` limits the deterministic time of CP-SAT, which is
     the same in every run, and the time on the clock.
     """
-    n_actions = problem.n_actions
+    n_actions, limit = problem.n_actions, seconds[0] * (_SHARE_OF_LARGE if problem.is_large else 1.0)
     if cp_sat() is None or n_actions > MOST_ACTIONS or min(seconds) <= n_actions * _LEAST_SECONDS:
         return ExactResult(None, bound)
-    limit = seconds[0] * (_SHARE_OF_LARGE if problem.is_large else 1.0)
     search = _ExactSearch(problem, incumbent, shorter_than, bound, Budget(limit, perf_counter() + seconds[1]))
     search.refute(_REFUTATION_SECONDS * seconds[0])
     if problem.is_large:

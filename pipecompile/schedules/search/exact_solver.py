@@ -2,8 +2,8 @@
 
     run        one search, in this process: of several searches that take turns, each loads and presolves the model again
     relaxation none: linear programs took most of the time and raised no bound
-precedence what must come before what on a device follows from the times of the moment, not from the model alone: some proofs take a
-           hundredth of the time. Of many actions, it takes all of it
+    precedence what must come before what on a device follows from the times of the moment, not from the model alone: some proofs take
+               a hundredth of the time. Models of many actions are too slow with it
     charged    the deterministic time that CP-SAT counts, and the time to build and load the model, which it does not count
 
 OR-Tools is the extra `exact` of this package, imported when it is first needed.
@@ -25,10 +25,9 @@ __all__ = ["BUILD_SECONDS", "Budget", "Strategy", "cp_sat", "run"]
 BUILD_SECONDS = 1e-4
 """Deterministic seconds that each action of a model is charged for building and loading it."""
 
-
-_MOST_CLOCK, _CLOCK = 1.0, 10.0
-"""Seconds on the clock after which a run ends: so many, and so many times its deterministic time. Usually it takes 1 to 6 times of it; but
-under tight memory some propagation takes minutes of which CP-SAT counts nothing.
+_CLOCK_SECONDS, _CLOCK_RATE = 1.0, 10.0
+"""A run ends on the clock after so many seconds and so many times its deterministic time. Most take 1 to 6 times of it; under tight memory
+some propagation takes minutes of which CP-SAT counts nothing.
 """
 
 
@@ -76,7 +75,7 @@ def run(model: Any, n_actions: int, budget: Budget, seconds: float, strategy: St
     parameters.cp_model_presolve, parameters.use_objective_lb_search = presolve, upwards
     parameters.use_dynamic_precedence_in_disjunctive = precedence
     limit = parameters.max_deterministic_time = max(1e-3, min(seconds, budget.seconds))
-    parameters.max_time_in_seconds = max(0.01, min(_MOST_CLOCK + _CLOCK * limit, budget.end - perf_counter()))
+    parameters.max_time_in_seconds = max(0.01, min(_CLOCK_SECONDS + _CLOCK_RATE * limit, budget.end - perf_counter()))
     status, budget.is_interrupted = solved(solver, model)
     budget.seconds -= solver.response_proto.deterministic_time + n_actions * BUILD_SECONDS
     return solver, status
