@@ -191,13 +191,14 @@ class Inbox:
         self.acknowledged = 0
 
     def expect(self, names: Iterable[str]) -> None:
-        """Append names to the sequence of values that will come. Of most, the receives are posted while this rank waits for the first."""
+        """Append names to the sequence of values that will come. Their receives are posted when this rank waits for the first of them:
+        before that, posting would delay the values that others wait for.
+        """
         self.expected.extend(names)
-        self._post(CREDIT.large_ahead)
 
-    def _post(self, count: int = CREDIT.posted_ahead) -> None:
-        """Post receives for the next values, up to `count` in all and to the first value whose layout is not known."""
-        while self.expected and len(self.posted) < count:
+    def _post(self) -> None:
+        """Post receives for the next values, up to the credit and to the first value whose layout is not known."""
+        while self.expected and len(self.posted) < CREDIT.posted_ahead:
             buffer = self.buffers.get(self.expected[0])
             if buffer is None or buffer in self.posted or not self._has_credit(buffer):
                 return

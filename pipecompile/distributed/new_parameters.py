@@ -19,11 +19,21 @@ __all__ = ["home_new_parameters"]
 
 def home_new_parameters(model: nn.Module, homes: Homes, recording: Specialization) -> list[nn.Parameter]:
     """Give homes to the parameters of a model that have none, and return them. All ranks must have the same earlier recording."""
+    if not _has_new(model, homes):
+        return []
     new = {name: parameter for name, parameter in model.named_parameters() if homes.find(parameter) is None}
-    devices = _devices(recording) if new else {}
+    devices = _devices(recording)
     for name, parameter in new.items():
         homes.assign(parameter, next(devices[path] for path in _around(name) if path in devices))
     return [*new.values()]
+
+
+def _has_new(model: nn.Module, homes: Homes) -> bool:
+    """Return whether a parameter has no home. It runs before every call: names of parameters would take five times as long."""
+    for module in model.modules():
+        if any(one is not None and homes.find(one) is None for one in module._parameters.values()):
+            return True
+    return False
 
 
 def _devices(recording: Specialization) -> dict[str, int]:
