@@ -2,14 +2,16 @@
 
     python benchmarks/prediction.py [--only U-Net] [--markdown benchmarks/results/prediction.md]
 
-One thread a device, four micro-batches. Predicted: the makespan of `pipe.simulate()`. Measured: wall-clock time of
-`pipe.step`, all of it, warm, the schedules taking turns; the median over all steps, and their middle half.
+One thread a device, four micro-batches. Predicted: the makespan of `pipe.simulate()`, from costs that were profiled before the
+first step. Calibrated: the same with the costs that `pc.calibrate` takes from the last step of a turn, the median over the turns.
+Measured: wall-clock time of `pipe.step`, all of it, warm, the schedules taking turns; the median over all steps, and their middle half.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
@@ -29,18 +31,36 @@ WARM, STEPS = 2, 3
 """Steps of a turn: the first ones lower the schedule and start its threads, the others are timed."""
 
 
-def ratios(subject: Subject, rounds: int) -> dict[str, tuple[float, list[float]]]:
-    """Per schedule the predicted seconds, and the measured ones of every round."""
+@dataclass
+class Row:
+    """Seconds of a step under one schedule."""
+
+    predicted: float = 0.0
+    calibrated: list[float] = field(default_factory=list)
+    taken: list[float] = field(default_factory=list)
+
+    def cells(self) -> tuple[str, ...]:
+        low, middle, high = quantiles(self.taken, n=4)
+        calibrated = median(self.calibrated)
+        times = (f"{1e3 * seconds:.0f}" for seconds in (self.predicted, calibrated, middle))
+        halves = (f"{low / seconds:.2f} to {high / seconds:.2f}" for seconds in (self.predicted, calibrated))
+        ratios = (f"{middle / seconds:.2f}" for seconds in (self.predicted, calibrated))
+        return *times, *(cell for pair in zip(ratios, halves, strict=True) for cell in pair)
+
+
+def rows_of(subject: Subject, rounds: int) -> dict[str, Row]:
+    """Return a row per schedule."""
     pipe = subject.compile(2, dispatch="threads")
-    predicted, taken = dict[str, float](), {name: list[float]() for name in SCHEDULES}
+    rows = {name: Row() for name in SCHEDULES}
     for turn in range(rounds):
-        for name in SCHEDULES:
+        for name, row in rows.items():
             pipe.reschedule(name)
-            predicted[name] = pipe.simulate().makespan
+            row.predicted = pipe.simulate().makespan
             steps = [_seconds(subject, pipe) for _ in range(WARM + STEPS)]
             if turn:
-                taken[name] += steps[WARM:]
-    return {name: (predicted[name], taken[name]) for name in SCHEDULES}
+                row.taken += steps[WARM:]
+                row.calibrated.append(pc.simulate(pipe.program, **pc.calibrate(pipe.measured)).makespan)
+    return rows
 
 
 def _seconds(subject: Subject, pipe: pc.Pipeline) -> float:
@@ -57,15 +77,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    table = Table("", "schedule", "predicted, ms", "measured, ms", "measured / predicted", "middle half")
+    columns = ("predicted, ms", "calibrated, ms", "measured, ms", "measured / predicted", "middle half")
+    table = Table("", "schedule", *columns, "measured / calibrated", "middle half")
     for model in MODELS:
         if options.only in model:
-            for name, (predicted, taken) in ratios(SUBJECTS[model](), options.rounds).items():
-                low, _, high = (seconds / predicted for seconds in quantiles(taken, n=4))
-                middle = median(taken)
-                times = (f"{1e3 * predicted:.0f}", f"{1e3 * middle:.0f}", f"{middle / predicted:.2f}")
-                table.add_row(model, name, *times, f"{low:.2f} to {high:.2f}")
-    console = Console(record=True, width=110)
+            for name, row in rows_of(SUBJECTS[model](), options.rounds).items():
+                table.add_row(model, name, *row.cells())
+    console = Console(record=True, width=150)
     console.print(table)
     if options.markdown:
         head = f"# Predicted steps\n\n`python benchmarks/prediction.py`, torch {torch.__version__}, {os.cpu_count()} cores.\n"
