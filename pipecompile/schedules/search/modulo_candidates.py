@@ -1,7 +1,7 @@
 """Modulo schedules of each placement, as candidates of `auto_schedule`.
 
     list searches of a placement ──► stages that the fastest recomputes ───────────────────────────┐
-                    │                                                                              ├──► search over modulo schedules
+                    │                                                                              ├──► search over modulo schedules, or repair
                     └──► with checkpoint="auto": the stages with the shortest plan, one changed ───┘
                          at a time until none is shorter
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
+from pipecompile.schedules.search.modulo_repair import repaired
 from pipecompile.schedules.search.modulo_search import ModuloSearch
 
 __all__ = ["modulo_candidates"]
@@ -22,6 +23,12 @@ _PLANS = 0.1
 """Share of the budget for plans of other stages to recompute, each counted as `_PLAN_ATTEMPTS` attempts."""
 
 _PLAN_ATTEMPTS = 10
+
+_WORTH = 0.99
+"""Share of the best step so far below which a plan with values is worth a search."""
+
+_WITH_VALUES, _REPAIR = 0.3, 0.2
+"""Additional shares of the budget: for plans with values, and for the repair of one if none of them fits as it runs."""
 
 Flags = tuple[bool, ...]
 """Per stage, whether it is recomputed."""
@@ -46,8 +53,17 @@ def modulo_candidates(
             flags = list(dict.fromkeys([shortest, *flags]))
         for each in flags:
             if goes_on():
-                found = _search(best, each, goes_on).run(budget / len(placements) / len(flags))
-                yield from [found] if found else []
+                yield from _found(best, each, goes_on, budget / len(placements) / len(flags))
+
+
+def _found(like: ListSearch, flags: Flags, goes_on: Callable[[], bool], budget: float) -> Iterator[EvaluatedSchedule]:
+    """Yield the best modulo schedule with memory reserved for values, and one with values in the plan if that is worth a search."""
+    first = _search(like, flags, goes_on, values=False).run(budget)
+    yield from [first] if first else []
+    search = _search(like, flags, goes_on)
+    if goes_on() and search.planned_seconds() < (first.seconds if first else inf) * _WORTH:
+        second = search.run(budget * _WITH_VALUES) or repaired(search, budget * _REPAIR)
+        yield from [second] if second else []
 
 
 def _shortest_plan(searches: Sequence[ListSearch], budget: float, goes_on: Callable[[], bool]) -> Flags:
@@ -58,7 +74,8 @@ def _shortest_plan(searches: Sequence[ListSearch], budget: float, goes_on: Calla
 
     def seconds(flags: Flags) -> float:
         if flags not in plans and (not plans or (len(plans) < left and goes_on())):
-            plans[flags] = _search(first, flags, goes_on).planned_seconds()
+            plan = _search(first, flags, goes_on, values=False).planned_seconds()
+            plans[flags] = plan if plan < inf else _search(first, flags, goes_on).planned_seconds()
         return plans.get(flags, inf)
 
     best = min((search.workload.is_recomputed for search in searches), key=seconds)
@@ -71,6 +88,7 @@ def _shortest_plan(searches: Sequence[ListSearch], budget: float, goes_on: Calla
     return best
 
 
-def _search(like: ListSearch, flags: Flags, goes_on: Callable[[], bool]) -> ModuloSearch:
+def _search(like: ListSearch, flags: Flags, goes_on: Callable[[], bool], *, values: bool = True) -> ModuloSearch:
     evaluator = like.evaluator
-    return ModuloSearch(evaluator, evaluator.workload(flags, split=like.workload.split), like.m, goes_on)
+    workload = evaluator.workload(flags, split=like.workload.split)
+    return ModuloSearch(evaluator, workload, like.m, goes_on, values=values)

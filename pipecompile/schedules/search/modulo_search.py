@@ -18,7 +18,7 @@ from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.schedules.search.list_search import EvaluatedSchedule
 from pipecompile.schedules.search.modulo_memory import memory_excess
 from pipecompile.schedules.search.modulo_schedule import ModuloPlacer, ModuloSchedule
-from pipecompile.schedules.search.workload import Workload, value_bytes
+from pipecompile.schedules.search.workload import Workload, value_bytes, without_values
 
 __all__ = ["ModuloSearch"]
 
@@ -29,7 +29,7 @@ _MAX_FAILURES = 300
 """Changes of the delays without progress after which they are given up."""
 
 _SHARES = (0.6, 0.2, 0.2)
-"""Shares of the budget: for the first search, and for those with a smaller capacity, if the buffers of values exceed the memory."""
+"""Shares of the budget: for the first search, and for those with a smaller capacity, if the simulated schedules exceed the memory."""
 
 _FINALISTS = 10
 """Modulo schedules that are simulated with all micro-batches: a longer period may fill and drain faster."""
@@ -39,7 +39,7 @@ _RESTARTS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class _DelayedSchedule:
+class DelayedSchedule:
     """Delays, the modulo schedule that they give, and its score: the excess of memory, then the seconds of a micro-batch."""
 
     delays: tuple[float, ...]
@@ -50,20 +50,23 @@ class _DelayedSchedule:
 class ModuloSearch:
     """Budgeted search for the modulo schedule of a workload that takes the least time for all micro-batches.
 
-    Budgets are numbers of placed actions. `goes_on` says whether the time permits another attempt.
+    Budgets are numbers of placed actions. `goes_on` says whether the time permits another attempt. Plans have the buffers of `values`
+    where they are, or memory on each device for those of its stage with the most: more room than a plan needs, and for delays in the run.
     """
 
     def __init__(
-        self, evaluator: Evaluator, workload: Workload, n_microbatches: int, goes_on: Callable[[], bool]
+        self,
+        evaluator: Evaluator,
+        workload: Workload,
+        n_microbatches: int,
+        goes_on: Callable[[], bool],
+        *,
+        values: bool = True,
     ) -> None:
         self.evaluator, self.workload, self.m, self.goes_on = evaluator, workload, n_microbatches, goes_on
         self.placer, self.rng = ModuloPlacer(workload), Random(0)
         self.actions = sum(2 + workload.split + flag for flag in workload.is_recomputed)
-        values = value_bytes(workload)
-        self.capacity = [
-            most - max(size for size, home in zip(values, workload.placement, strict=True) if home == device)
-            for device, most in enumerate(evaluator.capacity)
-        ]
+        self.planned, self.capacity = (workload, evaluator.capacity) if values else reserved(evaluator, workload)
 
     def run(self, budget: float) -> EvaluatedSchedule | None:
         """Return the best schedule that is found and fits; None if none is."""
@@ -76,12 +79,12 @@ class ModuloSearch:
                     return finalist
             if not excesses or not self.goes_on():
                 break
-            self.capacity = [most - over for most, over in zip(self.capacity, excesses[0], strict=True)]
+            self.capacity = tuple(most - over for most, over in zip(self.capacity, excesses[0], strict=True))
         return None
 
     def planned_seconds(self) -> float:
         """Return the seconds of all micro-batches with the shortest period that fits without delays; infinite if none fits."""
-        placed = self._undelayed().placed
+        placed = self.undelayed().placed
         return (self.m - 1) * placed.period + placed.span if placed else inf
 
     def _simulated(self, found: Sequence[ModuloSchedule]) -> list[EvaluatedSchedule]:
@@ -95,41 +98,46 @@ class ModuloSearch:
 
     def _fitting(self, budget: float) -> list[ModuloSchedule]:
         """Return modulo schedules that fit, each with a shorter period than the one before."""
-        first = self._undelayed()
+        first = self.undelayed()
         found, left, delays = [first.placed] if first.placed else [], int(budget / self.actions), first.delays
         least = self._least_period()
         while found and found[-1].period > least and left > 0 and self.goes_on():
             period = max(least, found[-1].period * _SHORTER)
             if self.rng.random() < _RESTARTS:
-                delays = (0.0,) * self.placer.n_delays
+                delays = self.no_delays
             attempt, used = self._fitted(period, delays, left)
             left, delays = left - used, attempt.delays
             found += [attempt.placed] if attempt.placed else []
         return found
 
-    def _undelayed(self) -> _DelayedSchedule:
+    def undelayed(self) -> DelayedSchedule:
         """Return the attempt with the shortest period that fits without delays, in steps of `_LONGER`; no schedule if none does."""
-        none = (0.0,) * self.placer.n_delays
+        none = self.no_delays
         period, longest = self._least_period(), 2 * _serial_seconds(self.workload)
         while period <= longest:
-            attempt = self._attempt(period, none)
+            attempt = self.attempt(period, none)
             if attempt.score[0] == 0:
                 return attempt
             period *= _LONGER
-        return _DelayedSchedule(none, None, (inf, inf))
+        return DelayedSchedule(none, None, (inf, inf))
 
-    def _fitted(self, period: float, delays: tuple[float, ...], most: int) -> tuple[_DelayedSchedule, int]:
+    def _fitted(self, period: float, delays: tuple[float, ...], most: int) -> tuple[DelayedSchedule, int]:
         """Return the attempt that fits in this period, without a schedule if none is found, and the number of those made."""
-        best, failures, count = self._attempt(period, delays), 0, 1
+        best, failures, count = self.attempt(period, delays), 0, 1
         while best.score[0] > 0 and failures < _MAX_FAILURES and count < most and self.goes_on():
-            attempt = self._attempt(period, self._changed(best.delays))
+            attempt = self.attempt(period, self.changed(best.delays))
             count, failures = count + 1, failures + 1
             if attempt.score <= best.score:
                 failures *= attempt.score == best.score
                 best = attempt
-        return best if best.score[0] == 0 else _DelayedSchedule(best.delays, None, best.score), count
+        return best if best.score[0] == 0 else DelayedSchedule(best.delays, None, best.score), count
 
-    def _changed(self, delays: Sequence[float]) -> tuple[float, ...]:
+    @property
+    def no_delays(self) -> tuple[float, ...]:
+        """The delays of a schedule without any."""
+        return (0.0,) * self.placer.n_delays
+
+    def changed(self, delays: Sequence[float]) -> tuple[float, ...]:
         """Return the delays with up to three of them changed."""
         changed, mean = list(delays), sum(self.workload.forward) / self.workload.n_stages
         for _ in range(self.rng.randint(1, 3)):
@@ -138,11 +146,12 @@ class ModuloSearch:
             changed[index] = 0.0 if self.rng.random() < 0.3 else max(0.0, changed[index] + more)
         return tuple(changed)
 
-    def _attempt(self, period: float, delays: tuple[float, ...]) -> _DelayedSchedule:
+    def attempt(self, period: float, delays: tuple[float, ...]) -> DelayedSchedule:
+        """Return the schedule with these delays, and its score; no schedule if a device has no room for an action."""
         placed = self.placer.place(period, delays)
         if placed is None:
-            return _DelayedSchedule(delays, None, (inf, inf))
-        return _DelayedSchedule(delays, placed, (memory_excess(placed, self.workload, self.capacity), placed.span))
+            return DelayedSchedule(delays, None, (inf, inf))
+        return DelayedSchedule(delays, placed, (memory_excess(placed, self.planned, self.capacity), placed.span))
 
     def _least_period(self) -> float:
         """Return the seconds of a micro-batch on the busiest device."""
@@ -164,3 +173,13 @@ def _serial_seconds(workload: Workload) -> float:
     """Return the seconds of one micro-batch alone, with each transfer after the other."""
     transfers = (*workload.forward_transfers, *workload.gradient_transfers)
     return sum(_seconds_of_stages(workload)) + sum(each.seconds for sent in transfers for each in sent)
+
+
+def reserved(evaluator: Evaluator, workload: Workload) -> tuple[Workload, tuple[float, ...]]:
+    """Return the workload without the bytes of values, and what each device has beside those of its stage with the most."""
+    values = value_bytes(workload)
+    capacity = (
+        most - max(size for size, home in zip(values, workload.placement, strict=True) if home == device)
+        for device, most in enumerate(evaluator.capacity)
+    )
+    return without_values(workload), tuple(capacity)

@@ -9,7 +9,7 @@ from pipecompile.ir import Kind
 from pipecompile.schedules.building_blocks import loop, vee
 from pipecompile.schedules.search.modulo_memory import memory_excess
 from pipecompile.schedules.search.modulo_schedule import ModuloPlacer, ModuloSchedule
-from pipecompile.schedules.search.workload import Workload, unit_workload
+from pipecompile.schedules.search.workload import Transfer, Workload, unit_workload
 
 
 def most_held(placed: ModuloSchedule, work: Workload, device: int) -> float:
@@ -55,3 +55,28 @@ def test_a_recomputed_stage_holds_its_recipe_until_r() -> None:
     assert placed is not None
     assert memory_excess(placed, work, (1.25, 1.0)) == 0
     assert memory_excess(placed, work, (0.625, 1.0)) == pytest.approx(1.0)
+
+
+def test_values_are_held_at_both_ends_of_a_transfer() -> None:
+    """Two stages, transfers of 2 seconds: F0 0 to 1, F1 3 to 4, I1 4 to 5, I0 7 to 8. Device 0 holds the value until 3, its gradient from 5."""
+    work = unit_workload((0, 1))
+    sent = Transfer(1, 2.0, (1,), "v0", 8.0), Transfer(0, 2.0, (0,), "v0", 4.0)
+    work = replace(work, forward_transfers=((sent[0],), ()), gradient_transfers=((), (sent[1],)), split=False)
+    work = replace(work, backward=(1.0, 1.0), saved=(1.0, 1.0))
+    placed = ModuloPlacer(work).place(50.0, [0.0] * 4)
+    assert placed is not None
+    assert memory_excess(placed, work, (9.0, 9.0)) == 0
+    assert memory_excess(placed, work, (4.5, 9.0)) == pytest.approx(1.0)
+    assert memory_excess(placed, work, (9.0, 4.5)) == pytest.approx(1.0)
+    without = replace(work, forward_transfers=((replace(sent[0], nbytes=0.0),), ()))
+    assert memory_excess(placed, without, (5.0, 5.0)) == 0
+
+
+def test_recomputation_reads_the_received_value_again() -> None:
+    work = unit_workload((0, 1))
+    sent = ((Transfer(1, 0.0, (1,), "v0", 8.0),), ())
+    work = replace(work, forward_transfers=sent, is_recomputed=(False, True), recipe=(0.0, 0.5), split=False)
+    placed = ModuloPlacer(work).place(50.0, [0.0, 0.0, 0.0, 3.0])
+    assert placed is not None
+    assert memory_excess(placed, work, (9.0, 9.5)) == 0, "R holds the recipe, what it saves, and the value"
+    assert memory_excess(placed, work, (9.0, 9.4)) == pytest.approx(0.1 / 9.4)
