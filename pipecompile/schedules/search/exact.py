@@ -209,7 +209,8 @@ class _ExactSearch:
         return self.problem.model(horizon, bound, waits=self.waits)
 
     def _run(self, model: ExactModel, seconds: float, strategy: Strategy = Strategy.QUICK) -> tuple[Any, Any]:
-        return run(model.model, self.problem.n_actions, self.budget, seconds, strategy)
+        n_actions, has_options = self.problem.n_actions, model.has_options
+        return run(model.model, n_actions, self.budget, seconds, strategy, has_options=has_options)
 
     def _take(self, model: ExactModel, solver: Any, status: Any) -> bool:
         """Return whether the solution is a shorter schedule that fits; it becomes the incumbent. Its rows are simulated: the memory

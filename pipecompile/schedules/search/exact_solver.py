@@ -66,14 +66,20 @@ class Strategy(Enum):
     LARGE = (True, False, False)
 
 
-def run(model: Any, n_actions: int, budget: Budget, seconds: float, strategy: Strategy) -> tuple[Any, Any]:
-    """Return the solver and its status after at most `seconds` of deterministic time, charged to the budget."""
+def run(
+    model: Any, n_actions: int, budget: Budget, seconds: float, strategy: Strategy, *, has_options: bool
+) -> tuple[Any, Any]:
+    """Return the solver and its status after at most `seconds` of deterministic time, charged to the budget.
+
+    If the model `has_options`, actions that may be left out, no precedences of the moment are found: OR-Tools 9.15 then ends the process
+    with "conflicting constraint at positive level" on some models.
+    """
     solver = cp_sat().CpSolver()
     parameters = solver.parameters
     parameters.num_workers, parameters.linearization_level = 1, 0
     presolve, precedence, upwards = strategy.value
     parameters.cp_model_presolve, parameters.use_objective_lb_search = presolve, upwards
-    parameters.use_dynamic_precedence_in_disjunctive = precedence
+    parameters.use_dynamic_precedence_in_disjunctive = precedence and not has_options
     limit = parameters.max_deterministic_time = max(1e-3, min(seconds, budget.seconds))
     parameters.max_time_in_seconds = max(0.01, min(_CLOCK_SECONDS + _CLOCK_RATE * limit, budget.end - perf_counter()))
     status, budget.is_interrupted = solved(solver, model)

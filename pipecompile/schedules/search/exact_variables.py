@@ -42,6 +42,11 @@ class ExactModel:
     copies: list[Copy] = field(default_factory=list)
     split: bool = True
 
+    @property
+    def has_options(self) -> bool:
+        """Whether some actions may be left out: R, or I and W in the place of B."""
+        return bool(self.recomputes or self.is_whole)
+
     def least_above(self, seconds: float) -> float:
         """Return the shortest makespan that is left if none takes `seconds` or less: with whole ticks, the next one."""
         return (self.tick.down(seconds) + 1) * self.tick.size if self.tick.is_exact else seconds

@@ -29,7 +29,7 @@ def shortest(window: tuple[float, float], *, is_hinted: bool = False) -> Schedul
     keep_order(built, INCUMBENT, EVALUATOR, window)
     if is_hinted:
         add_hint(built, INCUMBENT, EVALUATOR)
-    solver, status = run(built.model, 36, Budget(5.0, perf_counter() + 60), 5.0, Strategy.QUICK)
+    solver, status = run(built.model, 36, Budget(5.0, perf_counter() + 60), 5.0, Strategy.QUICK, has_options=False)
     assert status == cp_sat().OPTIMAL
     return Schedule(3, 4, (0, 1, 2), rows_of(built, solver.value, workload))
 
