@@ -1,10 +1,10 @@
-"""`torch.autograd.grad` in a loss, with respect to what earlier stages have made or use: refused where it would leave out a part.
+"""Gradients that a loss reads, by `torch.autograd.grad` and hooks, of what earlier stages have made or use: refused where a part would lack.
 
     stage 0   w = map(z) ──► loss                          eager    d loss / d w goes through the image, all the way
     stage 1   half of the image, from w                    here     the graph of the last stage ends at its leaves:
     stage 2   the image, from the half and w ──► loss               what stage 1 computed from w would be missing
 
-Only a loss whose code names `grad` is watched.
+Only a loss whose code names `grad`, `register_hook` and the like is watched.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class LossGradients:
     def of(
         cls, stages: Sequence[Stage], inputs: tuple[str, ...], loss_fn: Callable[..., Any] | None
     ) -> LossGradients | None:
-        """Return what is to be watched; None if there is one stage, or the code of the loss names no `grad`."""
+        """Return what is to be watched; None if there is one stage, or the code of the loss reads no gradients."""
         is_named = len(stages) > 1 and any(map(_names_grad, functions_near(loss_fn)))
         return cls(tuple(stages), inputs) if is_named else None
 
     def watched(self, losses: Callable[..., Any], leaves: Sequence[Any], given: Sequence[Any]) -> Callable[..., Any]:
-        """Return the loss function that checks its calls of `torch.autograd.grad`.
+        """Return the loss function that checks where it reads gradients.
 
         `leaves` are the values of the cell, `given` the same as the loss gets them.
         """
@@ -85,10 +85,15 @@ class LossGradients:
         return names
 
 
+_OF_GRAPH = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+_OF_TENSOR = frozenset({torch.Tensor.register_hook, torch.Tensor.retain_grad})
+_NAMES = frozenset({"grad", "backward", "register_hook", "register_multi_grad_hook", "retain_grad"})
+
+
 def _names_grad(function: FunctionType) -> bool:
-    """Return whether code names `grad`, or loads `torch.autograd.grad` by another name."""
+    """Return whether code names what reads gradients, or loads `torch.autograd.grad` by another name."""
     names = names_in(function.__code__)
-    return "grad" in names or any(function.__globals__.get(name) is torch.autograd.grad for name in names)
+    return not names.isdisjoint(_NAMES) or any(function.__globals__.get(name) is torch.autograd.grad for name in names)
 
 
 def _uses(module: fx.GraphModule, node: fx.Node, weight: torch.Tensor) -> bool:
@@ -104,7 +109,7 @@ def _attribute(module: nn.Module, target: str) -> Any:
 
 
 class _Watch(TorchFunctionMode):
-    """Raise InputError at a call of `torch.autograd.grad` whose result would lack what earlier stages have computed."""
+    """Raise InputError at a call whose gradients would lack what goes through earlier stages."""
 
     def __init__(self, gradients: LossGradients, leaves: Sequence[Any], given: Sequence[Any]) -> None:
         super().__init__()
@@ -113,17 +118,22 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check a call, and make it."""
         kwargs = kwargs or {}
-        if func is torch.autograd.grad:
-            outputs, inputs = (*args, *(kwargs[name] for name in ("outputs", "inputs")[len(args) :]))[:2]
-            self._require_whole(outputs, inputs)
+        if func in _OF_GRAPH:
+            outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
+            is_second = func is torch.autograd.grad and len(args) > 1
+            self._require_whole(func, args[1] if is_second else kwargs.get("inputs"), outputs)
+        elif func in _OF_TENSOR and not isinstance(args[0], nn.Parameter):
+            self._require_whole(func, args[0])
         return func(*args, **kwargs)
 
-    def _require_whole(self, outputs: Any, inputs: Any) -> None:
-        wanted = [one for one in pytree.tree_leaves(inputs) if isinstance(one, torch.Tensor)]
+    def _require_whole(self, func: Any, sources: Any, outputs: Any = None) -> None:
+        """Raise InputError if other values of the cell come from the sources: those that the outputs lead to, if there are outputs."""
+        wanted = [one for one in pytree.tree_leaves(sources) if isinstance(one, torch.Tensor)]
         torn = {leaf for one in wanted for leaf in self._gradients.torn(one, self._leaves, self._given)}
-        if torn and any(id(leaf) in torn for leaf in _leaves_of(pytree.tree_leaves(outputs))):
+        ends = self._leaves if outputs is None else _leaves_of(pytree.tree_leaves(outputs)) if torn else ()
+        if any(id(end) in torn and isinstance(end, torch.Tensor) and end.requires_grad for end in ends):
             raise InputError(
-                "torch.autograd.grad in the loss would leave out what earlier stages have computed from its inputs",
+                f"{func.__name__}() in the loss would leave out the gradients of what earlier stages have computed from its tensor",
                 why=SEPARATE_GRAPHS[0],
                 hint=SEPARATE_GRAPHS[1],
             )

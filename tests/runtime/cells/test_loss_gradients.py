@@ -1,4 +1,4 @@
-"""A loss that calls `torch.autograd.grad`: whole gradients, or a refusal."""
+"""A loss that reads gradients, by `torch.autograd.grad` and hooks: whole gradients, or a refusal."""
 
 from __future__ import annotations
 
@@ -41,6 +41,27 @@ def between_outputs(output: Any) -> torch.Tensor:
     return _penalty(output[2], output[1], allow_unused=True)
 
 
+def by_backward(output: Any) -> torch.Tensor:
+    output[1].retain_grad()
+    output[0].sum().backward(retain_graph=True, inputs=[output[1]])
+    return output[0].mean() + output[1].grad.square().mean()
+
+
+def by_hook(output: Any) -> torch.Tensor:
+    output[1].register_hook(lambda gradient: gradient * 2)
+    return output[0].mean()
+
+
+def by_kept_gradient(output: Any) -> torch.Tensor:
+    output[1].retain_grad()
+    return output[0].mean()
+
+
+def by_hook_on_hidden(output: Any) -> torch.Tensor:
+    output[2].register_hook(lambda gradient: gradient * 2)
+    return output[0].mean()
+
+
 def by_hidden(output: Any) -> torch.Tensor:
     return _penalty(output[0], output[2])
 
@@ -53,7 +74,12 @@ def stepped(loss: Callable[..., torch.Tensor], stages: int) -> float:
     torch.manual_seed(0)
     model, z = Generator(), torch.randn(4, 3)
     reference = copy.deepcopy(model)
-    options: dict[str, Any] = {"n_microbatches": 1, "cost": "analytic", "across_batch": "each", "pin": {"map": 0, "second": stages - 1}}
+    options: dict[str, Any] = {
+        "n_microbatches": 1,
+        "cost": "analytic",
+        "across_batch": "each",
+        "pin": {"map": 0, "second": stages - 1},
+    }
     pipe = pc.compile(model, stages, devices=["cpu"] * stages, loss_fn=loss, **options)
     pipe.step(z)
     loss(reference(z)).backward()
@@ -62,15 +88,15 @@ def stepped(loss: Callable[..., torch.Tensor], stages: int) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:as far as can be found", "ignore:the loss is a sum")
-@pytest.mark.parametrize("loss", [by_hidden, by_latents_in_the_loss_alone])
+@pytest.mark.parametrize("loss", [by_hidden, by_latents_in_the_loss_alone, by_hook_on_hidden])
 def test_gradients_that_lie_in_the_last_stage_are_those_of_eager(loss: Callable[..., torch.Tensor]) -> None:
     assert stepped(loss, 2) < 1e-6
 
 
 @pytest.mark.filterwarnings("ignore:as far as can be found", "ignore:the loss is a sum")
-@pytest.mark.parametrize("loss", [by_latents, between_outputs])
+@pytest.mark.parametrize("loss", [by_latents, between_outputs, by_backward, by_hook, by_kept_gradient])
 def test_gradients_through_earlier_stages_are_refused(loss: Callable[..., torch.Tensor]) -> None:
-    with pytest.raises(RunError, match="would leave out what earlier stages have computed"):
+    with pytest.raises(RunError, match="would leave out the gradients"):
         stepped(loss, 3)
 
 
@@ -97,5 +123,5 @@ def test_a_weight_of_an_earlier_stage_is_refused(name: str) -> None:
     if name == "bias":
         assert pipe.step(torch.arange(4)) > 0
         return
-    with pytest.raises(RunError, match="would leave out"):
+    with pytest.raises(RunError, match="would leave out the gradients"):
         pipe.step(torch.arange(4))
