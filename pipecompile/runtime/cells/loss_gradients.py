@@ -36,7 +36,7 @@ SEPARATE_GRAPHS = (
 
 @dataclass(frozen=True, slots=True)
 class LossGradients:
-    """What a loss may differentiate: the stages, and the names of the values that the cell of the last one gets."""
+    """Sources that a loss may differentiate by: the stages, and the names of the values that the cell of the last one gets."""
 
     stages: Sequence[Stage]
     inputs: tuple[str, ...]

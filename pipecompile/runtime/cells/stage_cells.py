@@ -129,10 +129,8 @@ def loss_cells(
     has_aux = any(route.value == AUX for route in routes)
     holders = _holder(loss_fn)
     draws = LossDraws(holders[0]) if holders else None
-    last_stage, gradients = codes[-1].run, LossGradients.of(stages, inputs, loss_fn)
-    function = with_loss(
-        stages[-1], last_stage, inputs, outputs, loss_fn, has_aux=has_aux, draws=draws, gradients=gradients
-    )
+    gradients, end = LossGradients.of(stages, inputs, loss_fn), (stages[-1], codes[-1].run)
+    function = with_loss(*end, inputs, outputs, loss_fn, has_aux=has_aux, draws=draws, gradients=gradients)
     written = tuple(inputs.index(last.inputs[place]) for place in last.effects.written_inputs)
     cell = replace(
         last,
