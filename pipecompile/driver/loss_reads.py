@@ -27,6 +27,7 @@ from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.function_state import reads_objects, tensors_near
 from pipecompile.tracing.state.loss_bindings import bound_by_loss
 from pipecompile.tracing.state.preserved_run import state_tensors
+from pipecompile.tracing.state.signal_errors import signal_errors_kept
 from pipecompile.tracing.user_source import warn
 
 __all__ = ["refuse_in_list", "refuse_written", "warn_of_left"]
@@ -45,6 +46,7 @@ def _used_before_last(specialization: Specialization) -> dict[torch.Tensor, int]
     return {tensor: stage for tensor, stage in pairs if id(tensor) in reached and not tensor.is_inference()}
 
 
+@signal_errors_kept()
 def refuse_written(specialization: Specialization, read: Collection[int], samples: int, target: Any) -> None:
     """Raise InputError if the loss reads a buffer that a stage before the last writes, or writes a tensor that such a stage uses.
     `read` has ids of tensors that it is known to read.

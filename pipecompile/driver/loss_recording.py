@@ -16,12 +16,14 @@ from pipecompile.options import Options
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.state.function_state import function_restored
 from pipecompile.tracing.state.muted_output import output_muted
+from pipecompile.tracing.state.signal_errors import signal_errors_kept
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import muted
 
 __all__ = ["record_loss"]
 
 
+@signal_errors_kept()
 def record_loss(options: Options, outputs: LossOutputs, target: Any, samples: int) -> TracedGraph | None:
     """Return the graph of the loss function, called on an output and the target of a micro-batch of so many samples; None if it cannot be
     recorded.

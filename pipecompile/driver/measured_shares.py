@@ -21,6 +21,7 @@ from pipecompile.driver.loss_trial import loss_undone
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.ir import TARGET
 from pipecompile.torch_private.device_functions import copied, to_device
+from pipecompile.tracing.state.signal_errors import signal_errors_kept
 
 __all__ = ["MeasuredShares"]
 
@@ -92,6 +93,7 @@ class MeasuredShares:
 
     # -- one measurement --------------------------------------------------------------------------------------------
 
+    @signal_errors_kept()
     def _measured(
         self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...], draw: int
     ) -> list[float] | None:

@@ -85,6 +85,7 @@ def _tied(graph: fx.GraphModule, *, copies: bool) -> tuple[nx.Graph[str], list[t
     _tie_items(nodes, ties)
     _tie_stateful_modules(graph, nodes, ties)
     _tie_gradients(nodes, ties)
+    _tie_kept_gradients(nodes, ties)
     copied: list[tuple[str, str]] = []
     writes = _tie_writes(graph, nodes, ties, copied if copies else None)
     return ties, [*writes, *_tie_draws(nodes, ties)], copied
@@ -152,6 +153,15 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
             inside = _reached(held, nodes[:i]) & _reaching(held, nodes[:i])
             path = [*(other for other in nodes[:i] if other in inside), node] if inside - held else []
             _tie(ties, path, f"{_place(node)} closes over their tensors and may differentiate them")
+
+
+def _tie_kept_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
+    """Tie `h.retain_grad()` to what leaves h on the model: another stage would leave a tensor that gets a part of the gradient."""
+    for node in nodes:
+        if node.op == "call_method" and node.target == "retain_grad":
+            users = node.all_input_nodes[0].users
+            leaving = [user for user in users if value_of(user) is None and user is not node]
+            _tie(ties, [*node.all_input_nodes, node, *leaving], f"{_place(node)} keeps the gradient")
 
 
 def differentiated(call: fx.Node, nodes: Sequence[fx.Node]) -> list[fx.Node]:

@@ -76,14 +76,27 @@ def _by_length(value: Any, size: int | None) -> MergeRule:
 def _rule(value: Any, other: Any, trials: Sequence[tuple[Any, Sequence[Any]]]) -> MergeRule:
     if not isinstance(value, torch.Tensor):
         return _SAME if value == other else _refused("it is a number that depends on the batch size")
-    changed = [dim for dim in range(value.dim()) if value.shape[dim] != other.shape[dim]]
-    if len(changed) > 1 or any(other.shape[dim] != 2 * value.shape[dim] for dim in changed):
+    if value.dim() != other.dim():
+        return _refused("its number of dimensions depends on the batch size")
+    sizes = list(zip(value.shape, other.shape, strict=True))
+    changed = [dim for dim, pair in enumerate(sizes) if _decided_by_data(pair) or pair[0] != pair[1]]
+    if len(changed) > 1 or any(not _may_be_double(sizes[dim]) for dim in changed):
         return _refused("its size is no multiple of the batch size in one dimension")
     rules = [MergeRule(MergeKind.JOINED, dim) for dim in changed] or reductions_for(value)
     if not trials:
         return replace(rules[0] if changed else MergeRule(MergeKind.AVERAGED), reason=UNPROVEN)
     right = (rule for rule in rules if all(rule_holds(rule, whole, parts, (1, 1)) for whole, parts in trials))
     return next(right, _refused(_MEETING))
+
+
+def _decided_by_data(sizes: tuple[Any, Any]) -> bool:
+    """Return whether the values of a tensor decide one of the sizes: such sizes have no number, and no truth when compared."""
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+def _may_be_double(sizes: tuple[Any, Any]) -> bool:
+    """Return whether the second size is twice the first, or may be."""
+    return _decided_by_data(sizes) or sizes[1] == 2 * sizes[0]
 
 
 def _is_same_list(whole: Sequence[Any], parts: Sequence[Sequence[Any]]) -> bool:

@@ -13,6 +13,7 @@ from torch import fx
 from pipecompile.errors import PipecompileError, RunError, described, text_of
 from pipecompile.ir import Instruction, Kind, Program
 from pipecompile.ir.units import BYTES, written
+from pipecompile.runtime.cells.loss_gradients import SEPARATE_GRAPHS
 from pipecompile.runtime.cells.stage_call import LOSS_NOTE
 from pipecompile.runtime.hooked_updates import ADVICE
 from pipecompile.torch_private.checkpoint_points import StopRecomputation
@@ -75,7 +76,7 @@ def run_error(
     if "modified by an inplace operation" in text_of(error):
         why, hint = ADVICE if has_hooks else (_IN_PLACE, _recomputed(program) + _COPY)
     if program.n_stages > 1 and "not have been used in the graph" in text_of(error):
-        why, hint = _GRAPHS
+        why, hint = SEPARATE_GRAPHS
     result = RunError(
         what,
         stage=stage,
@@ -90,13 +91,6 @@ def run_error(
 
 _IN_PLACE = "the forward of a later micro-batch, or the model itself, has written in place what this backward needs"
 _COPY = "n_microbatches=1; or use a copy in forward: x * self.buffer.clone()"
-
-
-_GRAPHS = (
-    "each stage has an autograd graph of its own, which does not lead from an output of one stage to that of another",
-    "a single stage: compile(model, 1, ...); or torch.autograd.grad in the forward of a module of the model, which is kept whole",
-)
-"""Why `torch.autograd.grad` of one output by another finds nothing, and what to try."""
 
 
 def _recomputed(program: Program) -> str:

@@ -115,13 +115,25 @@ def is_accumulation_held(leaf: torch.Tensor) -> bool:
 
 
 def is_accumulation_watched(leaf: torch.Tensor) -> bool:
-    """Return whether something has the node that adds to `.grad` of a leaf, as who registers a hook on the node has. 2.11.
+    """Return whether the node that adds to `.grad` of a leaf has hooks of Python. 2.11.
 
-    A graph that is kept has it too. Unlike `is_accumulation_held` this makes no dict on the node.
+    Only a node that something has is asked: a graph that is kept, or who registered a hook on it. Unlike `is_accumulation_held` this
+    makes no dict on the others.
     """
     with torch.enable_grad():
         node = _accumulation(leaf)
-    return getrefcount(node) > _OWN_REFERENCES
+    return getrefcount(node) > _OWN_REFERENCES and _has_hooks(node)
+
+
+def _has_hooks(node: Any) -> bool:
+    """Return whether hooks are registered on a node: in the table that another hook gets. 2.11."""
+    for register in (node.register_hook, node.register_prehook):
+        handle = register(lambda *_: None)
+        table = handle.hooks_dict_ref()
+        handle.remove()
+        if table:
+            return True
+    return False
 
 
 _OWN_REFERENCES = 2

@@ -22,6 +22,7 @@ from pipecompile.errors import MismatchError
 from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.state.random_states import RandomStates
+from pipecompile.tracing.state.signal_errors import signal_errors_kept
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of, raiser
 from pipecompile.verifiers.eager_run import GRADIENT, CheckedCall, Observation, observe, random_states_of, undone
@@ -85,6 +86,7 @@ def verify_recording(graph: TracedGraph, call: CheckedCall) -> Verdict:
         start.restore()
 
 
+@signal_errors_kept()
 def _observed(function: Any, call: CheckedCall, start: RandomStates) -> Observation | Exception:
     """Return what a run shows, or what it raises. Raise OutOfMemoryError."""
     try:

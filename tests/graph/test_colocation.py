@@ -139,6 +139,18 @@ def with_copies(body):
     return groups, list(found.precedence), list(copied)
 
 
+def keeps_a_gradient(self: Body, x: torch.Tensor) -> torch.Tensor:
+    hidden = self.a(x)
+    hidden.retain_grad()
+    self.hidden = hidden
+    return self.b(hidden)
+
+
+def test_a_tensor_whose_gradient_is_kept_is_left_by_the_stage_that_makes_it():
+    (group,) = compute_ties(trace(Body(keeps_a_gradient), torch.randn(2, 4))).groups
+    assert group == ("a", "retain_grad", "keep")
+
+
 def test_a_copy_separates_an_operation_from_what_it_overwrites():
     assert with_copies(lambda m, x: m.b(m.relu(m.norm(m.a(x))))) == ([], [], [("norm", "relu")])
 

@@ -27,6 +27,8 @@ class Model(nn.Module):
     ("kind", "ends"),
     [
         (MergeKind.JOINED, torch.stack),
+        (MergeKind.JOINED, lambda rows: torch.stack(rows)[torch.stack(rows)[:, 0] > 0]),
+        (MergeKind.REFUSED, lambda rows: (torch.stack(rows)[:, 0] > 0).nonzero()),
         (MergeKind.LISTED, lambda rows: rows),
         (MergeKind.ADDED, lambda rows: sum(row.sum() for row in rows)),
         (MergeKind.MAXIMUM, lambda rows: torch.stack([row.max() for row in rows]).max()),

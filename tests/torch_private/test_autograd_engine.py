@@ -139,12 +139,19 @@ def test_the_name_of_a_node_is_that_of_its_class_whatever_its_function_calls_its
     assert [node_name(one.grad_fn) for one in (x * 2, Named.apply(x))] == ["MulBackward0", "NamedBackward"]
 
 
-def test_a_node_that_is_kept_is_found() -> None:
+@pytest.mark.parametrize("register", ["register_hook", "register_prehook"])
+def test_hooks_on_the_node_that_adds_to_grad_are_found_and_graphs_are_none(register: str) -> None:
     leaf = torch.zeros(2, requires_grad=True)
     assert not is_accumulation_watched(leaf)
+    kept = (leaf * 2).sum()
     node = leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    assert node is not None
+    assert not is_accumulation_watched(leaf)
+    handle = getattr(node, register)(lambda *_: None)
     assert is_accumulation_watched(leaf)
+    handle.remove()
+    assert not is_accumulation_watched(leaf)
+    kept.backward()
+    assert torch.equal(leaf.grad, torch.full((2,), 2.0))  # type: ignore[arg-type]
 
 
 def test_a_backward_that_returns_gradients_adds_to_none() -> None:

@@ -24,6 +24,7 @@ from pipecompile.ir import TARGET
 from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.loss_arguments import loss_places, received, require_apart, versions
 from pipecompile.runtime.cells.loss_draws import LossDraws
+from pipecompile.runtime.cells.loss_gradients import LossGradients
 from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import has_any_global_hook, hook_tables_of, is_compiled
@@ -121,6 +122,7 @@ def with_loss(
     *,
     has_aux: bool,
     draws: LossDraws | None = None,
+    gradients: LossGradients | None = None,
 ) -> Function:
     """Return a function of the cell's inputs and the number of samples that gives the loss, and the auxiliary value if any."""
     losses = loss_function(loss_fn, has_aux=has_aux)
@@ -132,6 +134,7 @@ def with_loss(
 
     def function(*values: Any) -> Sequence[Any]:
         *given, size = values
+        loss_of = losses if gradients is None else gradients.watched(losses, values, given)
         for place in earlier:
             given[place] = received(given[place])
         arguments = [given[place] for place in stage_inputs]
@@ -140,7 +143,7 @@ def with_loss(
         output = outputs.assemble(lambda name: made[name] if name in made else given[position[name]], size)
         passed = [given[place] for place in earlier]
         before = versions(passed)
-        result = losses(output) if target is None else losses(output, given[target])
+        result = loss_of(output) if target is None else loss_of(output, given[target])
         require_apart(passed, before)
         return result
 

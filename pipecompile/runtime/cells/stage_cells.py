@@ -14,6 +14,7 @@ from pipecompile.ir import AUX, LOSS, Route
 from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.loss_arguments import loss_places
 from pipecompile.runtime.cells.loss_draws import LossDraws
+from pipecompile.runtime.cells.loss_gradients import LossGradients
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.cells.sliced import SliceState
 from pipecompile.runtime.cells.stage_call import LossCode, StageCode, with_loss
@@ -128,7 +129,8 @@ def loss_cells(
     has_aux = any(route.value == AUX for route in routes)
     holders = _holder(loss_fn)
     draws = LossDraws(holders[0]) if holders else None
-    function = with_loss(stages[-1], codes[-1].run, inputs, outputs, loss_fn, has_aux=has_aux, draws=draws)
+    gradients, end = LossGradients.of(stages, inputs, loss_fn), (stages[-1], codes[-1].run)
+    function = with_loss(*end, inputs, outputs, loss_fn, has_aux=has_aux, draws=draws, gradients=gradients)
     written = tuple(inputs.index(last.inputs[place]) for place in last.effects.written_inputs)
     cell = replace(
         last,

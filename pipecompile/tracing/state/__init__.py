@@ -1,6 +1,7 @@
 """State: what a model holds, restored after a recording, and what a call leaves on the model, recorded as nodes.
 
     snapshot              containers, attributes and random states: found, compared, restored
+    signal_errors         errors of signal handlers in calls whose errors are dropped
     hidden_containers     slots, arrays and tuples as containers
     tensor_contents       contents of tensors, restored after a run of the real model
     function_state        the same for what a loss function reaches

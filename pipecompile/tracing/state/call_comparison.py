@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from pipecompile.tracing.emit.closures import tensor_cells
+from pipecompile.tracing.fakes.batch_symbol import expression_of
 from pipecompile.tracing.node_facts import facts, value_of
 
 __all__ = ["constant_nodes", "recorded_alike"]
@@ -70,10 +71,20 @@ def _equal(old: fx.Node, new: fx.Node, same: dict[fx.Node, fx.Node]) -> bool:
     """Return whether two nodes make the same call; `same` maps nodes of the second call to those of the first."""
     if (old.op, old.target) != (new.op, new.target):
         return False
-    sources = zip(new.all_input_nodes, old.all_input_nodes, strict=False)
+    inputs = ([one for one in node.all_input_nodes if _number(one) is one] for node in (new, old))
+    sources = zip(*inputs, strict=False)
     made = {one: other for one, other in sources if one is not other and _is_function_made_again(other, one)}
-    arguments = fx.node.map_arg((new.args, new.kwargs), lambda source: same.get(source, made.get(source, source)))
-    return repr(arguments) == repr((old.args, old.kwargs))
+    arguments = fx.node.map_arg(
+        (new.args, new.kwargs), lambda source: _number(same.get(source, made.get(source, source)))
+    )
+    return repr(arguments) == repr(fx.node.map_arg((old.args, old.kwargs), _number))
+
+
+def _number(source: fx.Node) -> Any:
+    """Return the number of a size that the model has fixed by a branch on it, by which a second call has the number; else the node."""
+    size = value_of(source) if facts(source).is_size else None
+    expression = expression_of(size) if isinstance(size, torch.SymInt) else None
+    return source if expression is None or not expression.is_number else int(expression)
 
 
 def _is_function_made_again(old: fx.Node, new: fx.Node) -> bool:

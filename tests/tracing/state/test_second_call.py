@@ -214,3 +214,25 @@ def test_a_number_that_is_noted_once_is_left():
     model = nn.Sequential(nn.Linear(4, 4), Noted())
     pc.compile(model, 2, devices=["cpu"] * 2, n_microbatches=2, cost="analytic")(torch.randn(4, 4))
     assert model[1].width == 4
+
+
+class Filled(nn.Module):
+    """Branches on the batch size behind a table of that size, and leaves what it has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 3)
+        self.start = nn.Buffer(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        memory = self.start.repeat(len(x), 1) * x
+        for row in range(len(x)):
+            memory[row] *= row
+        self.last = memory.detach()
+        return self.mix(memory)
+
+
+def test_a_size_that_the_first_call_fixed_is_the_same_number_in_the_second() -> None:
+    x, model = torch.randn(2, 3), Filled()
+    pc.trace(model, x)(x)
+    assert torch.equal(model.last, x * torch.tensor([[0.0], [1.0]]))
