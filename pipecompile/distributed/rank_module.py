@@ -25,6 +25,7 @@ from pipecompile.distributed.pipeline_copies import PipelineCopies
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
+from pipecompile.distributed.weight_updates import WeightUpdates
 from pipecompile.distributed.whole_model_calls import parts_of_model
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.model_methods import overrides
@@ -52,6 +53,8 @@ class RankModule(Pipeline):
         self._shards = self._backend.shards
         self.__dict__["replicas"] = self._backend.replicas  # the model may have an attribute of this name
         self._lockstep: Lockstep = self._backend.lockstep
+        self._updates = WeightUpdates(lambda: self.named_parameters() if self._cache else (), ranks.size)
+        self._lockstep.updates = self._updates.since_last_call
         self._state = RankState(model, self._owner, self._communicator, self._runner)
         self._backend.is_here = self._is_here
         self._backend.has_home = lambda tensor: self._cache.context.homes.find(tensor) is not None
@@ -107,7 +110,7 @@ class RankModule(Pipeline):
             loaded = f"after {self._loads} load_state_dict" if self._loads else ""
             self.replicas.modes = ", ".join(filter(None, [call.modes, loaded]))
             call = replace(call, modes=", ".join(filter(None, [self.replicas.modes, self._rescheduled])))
-            with self._lockstep.of(call, is_looked_up=is_looked_up):
+            with self._updates.of_program(self._lockstep), self._lockstep.of(call, is_looked_up=is_looked_up):
                 yield
 
     @contextmanager
