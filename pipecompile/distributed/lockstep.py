@@ -174,7 +174,10 @@ class Lockstep:
     def _discuss(self, updates: Updates | None) -> None:
         """Warn of what ranks did differently, on all of them."""
         self._discussed += 1
-        ranks, texts = self._communicator.ranks, texts_of_ranks(self._communicator, updates.to_json() if updates else "")
+        ranks, texts = (
+            self._communicator.ranks,
+            texts_of_ranks(self._communicator, updates.to_json() if updates else ""),
+        )
         those = [Updates.from_json(text) if text else None for text in texts]
         self._differences.warn([*map(ranks.rank_of, range(ranks.size))], those)
 

@@ -1,6 +1,6 @@
 """The settings of an optimizer as the ranks of a pipeline compare them: what it was made with, and how its learning rates have moved.
 
-AdamW([{"params": head, "lr": 1e-2}, {"params": body}], lr=1e-3), after a scheduler     "AdamW(lr=0.001, ...), lr × 0.5"
+AdamW([{"params": head, "lr": 1e-2}, {"params": body}], lr=1e-3), after a scheduler     "AdamW(lr=0.001, ...), lr x 0.5"
 
 Learning rates of single groups may differ between ranks, for a rank has the layers of its own stages; they move alike.
 """
@@ -37,7 +37,7 @@ class OptimizerSettings:
             return self._name
         first = begun or self._first.get(place) or rate
         self._first[place] = first
-        return self._name + (f", lr × {rate / first:.3g}" if first else ", lr × 0")
+        return self._name + (f", lr x {rate / first:.3g}" if first else ", lr x 0")
 
 
 def _plain(value: Any) -> Any:

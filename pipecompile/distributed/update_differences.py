@@ -31,7 +31,8 @@ class UpdateDifferences:
         found = [(rank, one) for rank, one in zip(ranks, updates, strict=True) if one is not None]
         those = [one for _, one in found]
         if _step_differently(those):
-            texts = ranks_of_texts([rank for rank, _ in found], [_steps(one) for one in those])
+            is_of_one = len({one.settings for one in those if one.steps}) == 1
+            texts = ranks_of_texts([rank for rank, _ in found], [_steps(one, is_short=is_of_one) for one in those])
             self._once(
                 f"the ranks update their weights differently since the last call: {texts}. A rank has the parameters of its own stages, so "
                 "all ranks step, or the model is trained in part. Try optimizer.step() on every rank, not under `if rank == 0`, with one "
@@ -67,12 +68,14 @@ def _scale_differently(updates: Sequence[Updates]) -> bool:
     return bool(factors) and max(factors) - min(factors) > _UNLIKE * max(map(abs, factors))
 
 
-def _steps(updates: Updates) -> str:
+def _steps(updates: Updates, *, is_short: bool) -> str:
+    """Return what a rank did, with the names of its optimizers, or with all that they were made with."""
     of = f"{updates.parameter} and what else it trains"
     if not updates.steps:
         return f"{of}, without an optimizer" if updates.is_changed else f"no step of an optimizer for {of}"
     count = "1 step" if updates.steps == 1 else f"{updates.steps} steps"
-    return f"{count} of {' and '.join(updates.settings)} for {of}"
+    optimizers = dict.fromkeys(text.partition("(")[0] if is_short else text for text in updates.settings)
+    return f"{count} of {' and '.join(optimizers)} for {of}"
 
 
 def _scaling(updates: Updates) -> str:

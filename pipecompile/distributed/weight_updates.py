@@ -1,7 +1,7 @@
-"""What the script of a rank does to the weights of its stages between two calls, as the ranks of a pipeline compare it.
+"""Updates of the weights of a rank by its script, between two calls, as the ranks of a pipeline compare it.
 
-rank 0   pipe.step ── clip ×0.5 ── AdamW.step ──► "AdamW(lr=0.001), lr × 1", 1 step, gradients × 0.5 ──► pipe.step
-rank 1   pipe.step ── clip ×0.2 ──────────────► nothing, 0 steps                                     ──► pipe.step
+rank 0   pipe.step ── clip x0.5 ── AdamW.step ──► "AdamW(lr=0.001), lr x 1", 1 step, gradients x 0.5 ──► pipe.step
+rank 1   pipe.step ── clip x0.2 ──────────────► nothing, 0 steps                                     ──► pipe.step
 
 Optimizers are seen by the hooks that torch calls around each `step`. Gradients are seen by a few elements, at the end of a call and
 when an optimizer begins.
@@ -48,7 +48,7 @@ _ROUNDING = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """What was done to the weights of a rank between two calls.
+    """Updates of the weights of a rank between two calls.
 
     steps      steps of the optimizer that made most; 0 also for weights that change without one
     settings   of the optimizers that stepped, in words
@@ -77,20 +77,38 @@ class Updates:
         return cls(**fields | {"settings": tuple(fields["settings"])})
 
 
-class WeightUpdates:
-    """The updates of the parameters of one rank, of `n_ranks`, call after call. `named` yields them, once they have a place."""
+class _StepCount:
+    """The steps of optimizers that were made since some time."""
 
-    def __init__(self, named: Callable[[], Named], n_ranks: int) -> None:
-        self._named, self._n_ranks = named, n_ranks
+    def __init__(self) -> None:
+        self.steps: dict[int, int] = {}
+        self._settings = set[str]()
+
+    def note(self, optimizer: Optimizer, settings: set[str]) -> None:
+        self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
+        self._settings |= settings
+
+    def updates(self, factor: float | None, parameter: str, *, is_changed: bool) -> Updates:
+        steps = max(self.steps.values(), default=0)
+        return Updates(steps, tuple(sorted(self._settings)), factor, parameter, is_changed)
+
+
+class WeightUpdates:
+    """The updates of the parameters of one rank, call after call. `named` yields them, once they have a place.
+
+    The pipeline has `n_ranks` in a copy. Nothing is watched for one `is_alone`, without other ranks.
+    """
+
+    def __init__(self, named: Callable[[], Named], n_ranks: int, *, is_alone: bool) -> None:
+        self._named, self._n_ranks, self._is_alone = named, n_ranks, is_alone
         self._probes: list[tuple[str, nn.Parameter]] = []
         self._versions, self._gradients = list[int](), list[float | None]()
-        self._steps: dict[int, int] = {}
+        self._of_call, self._of_step = _StepCount(), _StepCount()
         self._settings: WeakKeyDictionary[Optimizer, OptimizerSettings] = WeakKeyDictionary()
         self._is_of_others: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
-        self._found = set[str]()
         self._factor: float | None = None
         self._is_within = False
-        if n_ranks > 1:
+        if not is_alone:
             _watch(self)
 
     @contextmanager
@@ -101,7 +119,7 @@ class WeightUpdates:
             yield
         finally:
             self._is_within = False
-            if self._n_ranks > 1:
+            if not self._is_alone:
                 self.end(is_due=calls.is_due)
 
     def end(self, *, is_due: bool) -> None:
@@ -111,23 +129,26 @@ class WeightUpdates:
             self._is_of_others.clear()
         self._versions = [version_of(parameter) for _, parameter in self._probes]
         self._gradients = [_element(parameter.grad, is_due=is_due) for _, parameter in self._probes]
-        self._steps.clear()
-        self._found, self._factor = set(), None
+        self._of_call, self._factor = _StepCount(), None
 
     def since_last_call(self) -> Updates | None:
         """Return what was done since the last call; None on a rank that trains nothing, or if that is not known."""
         if not self._probes:
             return None
         is_changed = [version_of(parameter) for _, parameter in self._probes] != self._versions
-        steps = max(self._steps.values(), default=0)
-        return Updates(steps, tuple(sorted(self._found)), self._factor, self._probes[0][0], is_changed)
+        return self._of_call.updates(self._factor, self._probes[0][0], is_changed=is_changed)
+
+    def since_last_step(self) -> Updates | None:
+        """Return, once, what optimizers did since this was asked last, as copies do in each step."""
+        count, self._of_step = self._of_step, _StepCount()
+        return count.updates(None, self._probes[0][0], is_changed=False) if self._probes else None
 
     def begin_step(self, optimizer: Optimizer) -> None:
         """Note the gradients that an optimizer is about to use. Raises InputError for one that needs those of all ranks."""
         if self._is_within or not self._is_own(optimizer):
             return
         refuse_optimizer(optimizer, self._n_ranks)
-        if not self._steps:
+        if not self._of_call.steps:
             now = [_element(parameter.grad, is_due=True) if before else None
                    for (_, parameter), before in zip(self._probes, self._gradients, strict=True)]  # fmt: skip
             self._factor = _factor(self._gradients, now)
@@ -136,10 +157,11 @@ class WeightUpdates:
         """Count a step of an optimizer."""
         if self._is_within or not self._is_own(optimizer):
             return
-        self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if optimizer not in self._settings:
             self._settings[optimizer] = OptimizerSettings(optimizer)
-        self._found |= self._settings[optimizer].of_step(optimizer)
+        settings = self._settings[optimizer].of_step(optimizer)
+        self._of_call.note(optimizer, settings)
+        self._of_step.note(optimizer, settings)
 
     def _is_own(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer has a parameter of this rank."""

@@ -125,7 +125,9 @@ def test_a_value_of_another_name_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("length", "credit"), [(2, CREDIT.posted_ahead), (LARGE, CREDIT.large_ahead)])
-def test_receives_are_posted_at_the_first_wait_up_to_the_credit_and_the_first_unknown_layout(length: int, credit: int) -> None:
+def test_receives_are_posted_at_the_first_wait_up_to_the_credit_and_the_first_unknown_layout(
+    length: int, credit: int
+) -> None:
     names = [*map(str, range(credit + 1))]
 
     def receive(inbox: Inbox) -> list[int]:
