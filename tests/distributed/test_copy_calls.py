@@ -110,6 +110,15 @@ def test_ranks_that_clip_by_norms_of_their_own_are_told(said: dict[str, list[str
 
 
 @pytest.mark.timeout(700)
+def test_a_hook_on_a_weight_of_two_ranks_scales_each_part_once_and_is_warned_of(said: dict[str, list[str]]) -> None:
+    """The part of the second rank was halved twice, without a word, before."""
+    for rank in warned(said, "updates"):
+        off, text = rank["hooked"]
+        assert off < 1e-7
+        assert "hooks on the gradient of last.weight run once per stage and micro-batch" in text
+
+
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("script", ["alike", "clipped together", "by hand", "by layer"])
 def test_what_ranks_may_do_is_not_warned_of(said: dict[str, list[str]], script: str) -> None:
     assert [rank[script] for rank in warned(said, "updates")] == [[], []]

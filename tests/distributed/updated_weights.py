@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.distributed import init_device_mesh
 
-from tests.distributed.mistakes import batches, compiled, error_of
+import pipecompile as pc
+from tests.distributed.mistakes import batches, compiled, error_of, square
 
 Between = Callable[[Any, torch.optim.Optimizer, bool, int], object]
 """What a script does after a step: with the pipeline, the optimizer, whether it is the rank (or copy) that is different, the step."""
@@ -84,6 +85,37 @@ def searched(pipe: Any, _: bool) -> torch.optim.Optimizer:
     return torch.optim.LBFGS([*pipe.parameters()])
 
 
+class Tied(nn.Module):
+    """A weight of both ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def hooked() -> list[Any]:
+    """Step with a hook that halves the gradient of a weight of both ranks; return how far it is off, and what was warned of."""
+    (x, y), models = batches(1), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Tied())
+        models[-1].first.weight.register_hook(lambda gradient: gradient / 2)
+    model, eager = models
+    pipe = pc.compile(model, 2, loss_fn=square, n_microbatches=2, cost="analytic", pin={"first": 0, "last": 1})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipe.step(x[0], target=y[0])
+    for part, target in zip(x[0].split(4), y[0].split(4), strict=True):
+        (square(eager(part), target) / 2).backward()
+    gradient, expected = model.first.weight.grad, eager.first.weight.grad
+    off = 0.0 if gradient is None or expected is None else (gradient - expected).abs().max().item()
+    return [off, *(str(each.message) for each in caught)]
+
+
 def of_ranks(rank: int) -> Any:
     """Train on two ranks, of which the second is different."""
 
@@ -100,6 +132,7 @@ def of_ranks(rank: int) -> Any:
         "clipped together": lambda: trained(rank == 1, clipped_together),
         "by hand": lambda: trained(rank == 1, by_hand),
         "by layer": lambda: trained(rank == 1, stepped, by_layer),
+        "hooked": hooked,
         "searched": lambda: error_of(lambda: trained(rank == 1, lambda _, one, *__: one.step(lambda: 0.0), searched)),
     }  # fmt: skip
     return json.dumps({name: script() for name, script in scripts.items()})
