@@ -144,13 +144,14 @@ class RankModule(Pipeline):
         return kwargs | {"microbatches": self._listed_once(kwargs["microbatches"])}
 
     def _require_shards(self) -> None:
-        """Raise InputError if parameters are to be sharded and have not been: a first compile places them."""
+        """Raise InputError if parameters are to be sharded and have not been, which a first compile does, or if shards have hooks."""
         if not self._shards.is_known:
             raise InputError(
                 "the mesh has dp_shard, and the pipeline is not compiled yet",
                 why="parameters are sharded when the pipeline is compiled, and an optimizer needs the shards",
                 hint="compile(..., example_args=(x,)), with values in all parameters",
             )
+        self._shards.refuse_hooks()
 
     def _is_here(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lives on this rank. Before the first compile, all tensors live on all ranks."""
