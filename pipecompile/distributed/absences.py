@@ -15,6 +15,7 @@ from contextlib import suppress
 from torch.distributed.distributed_c10d import Store
 
 from pipecompile.distributed.board_watch import at_handling, at_main_end
+from pipecompile.distributed.crossed_waits import CrossedWaits
 from pipecompile.distributed.protocol import HANDLING, MAIN, PIPELINES, SAVE, THREAD
 from pipecompile.errors import described, encodable
 
@@ -35,6 +36,10 @@ class Absences:
         """Note from now on what the main thread of this rank handles, and its end."""
         at_main_end(self.note_main_end)
         at_handling(self)
+
+    def crossed(self) -> CrossedWaits:
+        """Return what finds waits in this pipeline that those in others of these ranks keep from their end."""
+        return CrossedWaits(self.store, self.rank, self.number)
 
     def note_thread(self, name: str, error: BaseException) -> None:
         """Note that a thread of this rank has ended by an exception."""

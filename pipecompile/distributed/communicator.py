@@ -185,7 +185,7 @@ class Communicator:
         try:
             work.wait(_WAIT_TIMEOUT)
         finally:
-            self._waiting = None
+            self._waiting = self._posted.leave()
         self._posted.clear()  # after a failure the wait stays posted: other ranks may need it to name the cause
 
     def poll(self, peer: int, name: str, is_over: Callable[[], bool]) -> None:
@@ -196,15 +196,15 @@ class Communicator:
                 sleep(_POLL_WORK)
             self.check_verdict()  # what is aborted is over as well
         finally:
-            self._waiting = None
+            self._waiting = self._posted.leave()
         self._posted.clear()
 
     def connection_lost(self, peer: int, name: str, error: Exception) -> RankLost:
         """Return the reason why value `name` does not come, or, with an empty name, why a value cannot be sent."""
         if is_from_handler(error):
             raise error
-        if self._verdict is not None:
-            return self._verdict
+        if (lost := self._verdict or self._posted.crossed(self.ranks.rank_of(peer))) is not None:
+            return lost
         if not name:
             sleep(POLL)  # a rank that waits for a value of that peer can name the value
         reason = str(error).partition("\n")[0]

@@ -14,6 +14,7 @@ from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
 from pipecompile.distributed.copy_calls import other_modes, rows_of_copies
 from pipecompile.distributed.failure_report import Disagreement, StageDisagreement
 from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place
+from pipecompile.distributed.weights_of_copies import WeightsOfCopies
 from pipecompile.errors import RunError
 from pipecompile.torch_private.dtensors import gradient_of, like, local
 
@@ -25,8 +26,10 @@ Parameters = Callable[[], Iterator[nn.Parameter]]
 LossOfBatch = Callable[[torch.Tensor | None], torch.Tensor]
 """A function from the loss of this replica, None without samples, to the loss of the whole batch."""
 
-_WEIGHT, _FLOOR, _PROGRAM, _UNIT, _RUNS, _MODES, _TRAINED = range(7)
-"""Places of the row of a replica: what it counts, the least divisor, digests, whether it has samples, digests."""
+_WEIGHT, _FLOOR, _PROGRAM, _UNIT, _RUNS, _MODES, _TRAINED, _STEP, _WEIGHTS = range(9)
+"""Places of the row of a replica: what it counts, the least divisor, digests, whether it has samples, digests, a number of its steps and
+a digest of its weights.
+"""
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of losses, by their number in a message."""
@@ -55,13 +58,16 @@ class GradientReduction:
         """The parameters that every replica has whole; read when the step runs, since a first step places them."""
         return tuple(self.parameters())
 
-    def agree(self, program: str | None, modes: str = "") -> None:
+    def agree(self, program: str | None, modes: str, weights: WeightsOfCopies) -> None:
         """Compare the program, whose order is that of the buckets, and compute `share` from the samples of all replicas.
 
-        `program` is None on a replica without samples. `modes` are those in which the step runs, in words.
+        `program` is None on a replica without samples. `modes` are those in which the step runs, in words. `weights` compares the
+        values of the parameters.
         """
         own = [self.samples or 0.0, self.floor, _digest(program or ""), _digest(self.unit), float(program is not None)]
-        rows = rows_of_copies(self.group, "pipe.step", [*own, _digest(modes), _digest(self._trained)])
+        rows = rows_of_copies(
+            self.group, "pipe.step", [*own, _digest(modes), _digest(self._trained), *weights.row(self.whole)]
+        )
         if len({row[_MODES] for row in rows}) > 1:
             raise other_modes(self.group, modes)
         running = [row for row in rows if row[_RUNS]]
@@ -70,6 +76,7 @@ class GradientReduction:
         self.is_alike = len(running) == len(rows) and len({row[_PROGRAM] for row in running}) == 1
         if len({row[_TRAINED] for row in rows}) > 1:
             raise self._other_parameters()
+        weights.compare(self.group, [(row[_STEP], row[_WEIGHTS]) for row in rows], self.whole)
         if program is None:
             self.share = 0.0
         elif self.samples is not None:

@@ -1,14 +1,14 @@
 """Lockstep: before a call of a pipeline runs, its ranks compare what they were asked for, in one exchange over the control group.
 
-    rank 1 ──[call, recording, reads, digest, contents]──► rank 0 ──[verdict, highest and lowest recording, is whole]──► rank 1, rank 2
-    rank 2 ──[call, recording, reads, digest, contents]──►
+    rank 1 ──[call, recording, reads, updates, digest, contents]──► rank 0 ──[verdict, highest and lowest recording, is whole, ...]──► rank 1, 2
+    rank 2 ──[call, recording, reads, updates, digest, contents]──►
 
 Two ranks send their rows to each other, which takes half the time. The receives of the next rows are posted when a call ends.
 
 `call` is a number for the function, the modes and the layout of the batch: equal on all ranks. `recording` is the one that a rank would
 use. `contents` has a number per leaf of the batch, 0 for a placeholder, and `reads` the leaves that the stages of the rank read. Ranks
 have another batch than each other if a leaf that both read differs, or every leaf that says anything. If the digests of all leaves are
-equal, every rank has the whole batch.
+equal, every rank has the whole batch. `updates` stands for what a rank did to its weights since the last call, 0 for nothing to say.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from enum import IntEnum
 
 from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.call_rows import CallRows
-from pipecompile.distributed.collective_call import COMPARED_PLACES, CollectiveCall
+from pipecompile.distributed.collective_call import COMPARED_PLACES, CollectiveCall, hash_of
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import CopyDisagreement, RankLost
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.step_agreement import ranks_by_text, texts_of_ranks
+from pipecompile.distributed.update_differences import UpdateDifferences
+from pipecompile.distributed.weight_updates import Updates
 from pipecompile.errors import PipecompileError, PlanError
 
 __all__ = ["Lockstep"]
@@ -36,10 +38,13 @@ None if it is not known.
 
 _ASKED, _VERDICT = "what a rank is asked for", "verdict on what ranks are asked for"
 
-_CALL, _RECORDING, _READS, _DIGEST, _CONTENTS = range(5)
+_CALL, _RECORDING, _READS, _UPDATES, _DIGEST, _CONTENTS = range(6)
 """Places of a row; the contents are the rest of it."""
 
-_VERDICT_LENGTH = 4
+_VERDICT_LENGTH = 5
+
+_DISCUSSED = 8
+"""Calls in which ranks that updated their weights differently say how; later they do in calls 16, 32, 64 ..."""
 
 _UNKNOWN = -1
 """Bits of leaves that are read, if that is not known."""
@@ -63,9 +68,16 @@ class Lockstep:
         self._communicator, self.calls = communicator, 0
         self._rows = CallRows(communicator, _CONTENTS + COMPARED_PLACES)
         self.reads: Reads = lambda *_: None
+        self.updates: Callable[[], Updates | None] = lambda: None
+        self._differences, self._discussed = UpdateDifferences(), 0
         self._call: CollectiveCall | None = None
         self._compared: tuple[int, int] | None = None
         self._is_pending = self._is_late = self.is_whole = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether what costs something is compared: reading a GPU waits for it, so in calls 1, 2, 4, 8 ..."""
+        return self.calls & (self.calls - 1) == 0
 
     @property
     def is_pending(self) -> bool:
@@ -121,7 +133,7 @@ class Lockstep:
         assert self._call is not None
         self._is_pending = False
         call = replace(self._call, modes=f"{self._call.modes}, which raised {type(error).__name__}: {error.what}")
-        row = [call.key, 0, _UNKNOWN, *[0] * (1 + COMPARED_PLACES)]
+        row = [call.key, 0, _UNKNOWN, 0, *[0] * (1 + COMPARED_PLACES)]
         try:
             verdict, *_ = _exchanged(self._rows, self._communicator.ranks, row)
         except RankLost:
@@ -138,11 +150,11 @@ class Lockstep:
         reads = call.read_bits(self.reads(found, call.batch.n_inputs)) if is_compared else None
         if not reads and call.gives_outputs:
             reads = None  # it returns the outputs of the samples that others read
-        is_due = self.calls & (self.calls - 1) == 0  # reading a GPU waits for it: in calls 1, 2, 4, 8 ...
-        contents = call.contents(is_due=is_due) if is_compared else [0] * (1 + COMPARED_PLACES)
-        row = [call.key, found, _UNKNOWN if reads is None else reads, *contents]
+        contents = call.contents(is_due=self.is_due) if is_compared else [0] * (1 + COMPARED_PLACES)
+        updates, number = self._updates_now()
+        row = [call.key, found, _UNKNOWN if reads is None else reads, number, *contents]
         try:
-            verdict, highest, lowest, is_whole = _exchanged(self._rows, communicator.ranks, row)
+            verdict, highest, lowest, is_whole, is_unlike = _exchanged(self._rows, communicator.ranks, row)
         except RankLost as lost:
             raise _named(communicator, lost) from None
         self.is_whole = bool(is_whole)
@@ -150,7 +162,24 @@ class Lockstep:
             raise _other_calls(communicator, texts_of_ranks(communicator, str(call)))
         if verdict == _Verdict.OTHER_SAMPLES:
             raise _other_samples(communicator, texts_of_ranks(communicator, call.samples()))
+        if is_unlike:
+            self._discuss(updates)
         return highest, lowest
+
+    def _updates_now(self) -> tuple[Updates | None, int]:
+        """Return what this rank did to its weights, and a number for it."""
+        updates = self.updates() if self._discussed < _DISCUSSED or self.is_due else None
+        return updates, 0 if updates is None else hash_of(updates.key) or 1
+
+    def _discuss(self, updates: Updates | None) -> None:
+        """Warn of what ranks did differently, on all of them."""
+        self._discussed += 1
+        ranks, texts = (
+            self._communicator.ranks,
+            texts_of_ranks(self._communicator, updates.to_json() if updates else ""),
+        )
+        those = [Updates.from_json(text) if text else None for text in texts]
+        self._differences.warn([*map(ranks.rank_of, range(ranks.size))], those)
 
 
 def _named(communicator: Communicator, lost: RankLost) -> RankLost:
@@ -172,7 +201,7 @@ def _senders(ranks: RankMesh) -> Sequence[int]:
 
 def _exchanged(rows: CallRows, ranks: RankMesh, row: list[int]) -> list[int]:
     """Return the verdict on the rows of all ranks, of the first rank or, of two, of both: its number, the highest and the lowest
-    recording, is the batch whole.
+    recording, is the batch whole, are updates unlike.
     """
     peers = _senders(ranks)
     rows.expect(peers)
@@ -191,7 +220,8 @@ def _exchanged(rows: CallRows, ranks: RankMesh, row: list[int]) -> list[int]:
 def _summary(rows: Sequence[Sequence[int]]) -> list[int]:
     found = [row[_RECORDING] for row in rows]
     is_whole = len({row[_DIGEST] for row in rows}) == 1 and rows[0][_DIGEST] != 0
-    return [_verdict_on(rows), max(found), min(found), int(is_whole)]
+    is_unlike = len({row[_UPDATES] for row in rows if row[_UPDATES]}) > 1
+    return [_verdict_on(rows), max(found), min(found), int(is_whole), int(is_unlike)]
 
 
 def _verdict_on(rows: Sequence[Sequence[int]]) -> int:

@@ -12,6 +12,7 @@ from enum import IntEnum
 __all__ = [
     "ABORT",
     "CHANGED",
+    "CALLS",
     "CREDIT",
     "ENDED",
     "EXCHANGE",
@@ -174,6 +175,9 @@ HANDLING = StoreKey(
 MAIN = StoreKey(
     "main/{rank}", "the rank", "that its main thread has ended, and which threads run on; of all pipelines of its ranks"
 )
+CALLS = StoreKey(
+    "calls/{rank}", "the rank", "pipeline in which it waits, awaited rank, serial number; of all pipelines of its ranks"
+)
 SAVE = StoreKey("save/{rank}", "the rank", "the checkpoint that it saves; of all pipelines of its ranks")
 OUTCOME = StoreKey(
     "outcome/{first}/{run}", "the first to know", "done, or the FailureReport with which a call is undone"
@@ -238,6 +242,7 @@ PROTOCOL = Protocol(
         THREAD,
         HANDLING,
         MAIN,
+        CALLS,
         SAVE,
         OUTCOME,
         STAYS,

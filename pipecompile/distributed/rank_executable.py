@@ -47,6 +47,8 @@ from pipecompile.tracing.state.preserved_run import state_tensors
 
 __all__ = ["RankExecutable"]
 
+_HOOK_ADVICE = ".grad after the step"
+
 
 class RankExecutable(Executable):
     """A program of which this rank runs the row of its device.
@@ -132,7 +134,8 @@ class RankExecutable(Executable):
         """Run the row, then share the departures. Raises RunError for a failure of this rank, RankLost for another rank's."""
         assert workers is None
         error, before = None, self.updates.before()
-        with self._blaming(), ExitStack() as after, self._old.hidden(self._absent):
+        self._held[False].warn_of((*before.hooked, *before.watched), _HOOK_ADVICE)
+        with self._blaming(), ExitStack() as after, self._old.hidden(self._absent), self.tied.unhooked():
             try:
                 if code.streams is not None:
                     code.streams.fork(frame)

@@ -25,6 +25,7 @@ from pipecompile.distributed.pipeline_copies import PipelineCopies
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
+from pipecompile.distributed.weight_updates import WeightUpdates
 from pipecompile.distributed.whole_model_calls import parts_of_model
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.model_methods import overrides
@@ -51,7 +52,12 @@ class RankModule(Pipeline):
         self._backend.model = model
         self._shards = self._backend.shards
         self.__dict__["replicas"] = self._backend.replicas  # the model may have an attribute of this name
+        self.replicas.weights.named = model.named_parameters
+        self.replicas.weights.updates = lambda: self._updates.since_last_step()
         self._lockstep: Lockstep = self._backend.lockstep
+        is_alone, named = len(ranks.members) == 1, lambda: self.named_parameters() if self._cache else ()
+        self._updates = WeightUpdates(named, ranks.size, is_alone=is_alone)
+        self._lockstep.updates = self._updates.since_last_call
         self._state = RankState(model, self._owner, self._communicator, self._runner)
         self._backend.is_here = self._is_here
         self._backend.has_home = lambda tensor: self._cache.context.homes.find(tensor) is not None
@@ -107,7 +113,7 @@ class RankModule(Pipeline):
             loaded = f"after {self._loads} load_state_dict" if self._loads else ""
             self.replicas.modes = ", ".join(filter(None, [call.modes, loaded]))
             call = replace(call, modes=", ".join(filter(None, [self.replicas.modes, self._rescheduled])))
-            with self._lockstep.of(call, is_looked_up=is_looked_up):
+            with self._updates.of_program(self._lockstep), self._lockstep.of(call, is_looked_up=is_looked_up):
                 yield
 
     @contextmanager
@@ -138,13 +144,14 @@ class RankModule(Pipeline):
         return kwargs | {"microbatches": self._listed_once(kwargs["microbatches"])}
 
     def _require_shards(self) -> None:
-        """Raise InputError if parameters are to be sharded and have not been: a first compile places them."""
+        """Raise InputError if parameters are to be sharded and have not been, which a first compile does, or if shards have hooks."""
         if not self._shards.is_known:
             raise InputError(
                 "the mesh has dp_shard, and the pipeline is not compiled yet",
                 why="parameters are sharded when the pipeline is compiled, and an optimizer needs the shards",
                 hint="compile(..., example_args=(x,)), with values in all parameters",
             )
+        self._shards.refuse_hooks()
 
     def _is_here(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lives on this rank. Before the first compile, all tensors live on all ranks."""

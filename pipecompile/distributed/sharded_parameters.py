@@ -30,6 +30,7 @@ from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket,
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.sharded_parameter import ShardedParameter, padded, rows_of
 from pipecompile.errors import InputError
+from pipecompile.torch_private.autograd_engine import gradient_hook_tables
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import version_of
 
@@ -159,6 +160,15 @@ class ShardedParameters:
         """Let the model's own parameters require gradients as the shards do, which is what users see."""
         for parameter in self._parameters.values():
             parameter.whole.requires_grad_(parameter.shard.requires_grad)
+
+    def refuse_hooks(self) -> None:
+        """Raise InputError for a shard with hooks on its gradient: autograd computes that of the whole parameter."""
+        if any(gradient_hook_tables(parameter.shard) for parameter in self._parameters.values()):
+            raise InputError(
+                "a shard of a parameter has a hook on its gradient",
+                why="with dp_shard, autograd computes gradients of the model's own parameters, so the hook would never run",
+                hint="register it on the parameters of the model, or read .grad of pipe.parameters() after the step",
+            )
 
     def gather_rest(self) -> None:
         """Gather all parameters for the rest of the step: its program does not."""

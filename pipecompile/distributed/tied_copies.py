@@ -4,12 +4,14 @@
                      wte.weight.grad ◄── settle ── its gradient           after it: one gradient, added once
 
 A copy is the tensor of the rank's own model, where a mirror of one process is a tensor of its own. Only the home's rank has the
-tensor in `parameters()`, so an optimizer updates it once.
+tensor in `parameters()`, so an optimizer updates it once. Only the home runs hooks on its gradients: a hook that a script registered on the
+copy, too, would run on the same part twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -20,6 +22,7 @@ from pipecompile.distributed.value_transport import ValueTransport
 from pipecompile.graph.stages import Stage
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
+from pipecompile.torch_private.autograd_engine import gradient_hook_tables, is_joint_hook
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -83,6 +86,21 @@ class TiedCopies(Mirrors):
                 elif copy.away == self.here:
                     copy.tensor.data.copy_(self.values.receive(copy.home, copy.name, copy.layout))
                     copy.tensor.grad, copy.version = None, version_of(copy.tensor)
+
+    @contextmanager
+    def unhooked(self) -> Iterator[None]:
+        """Run the program in this context: copies here have no hooks of their own, but those of `register_multi_grad_hook`."""
+        copies = [copy.tensor for copy in self.copies if copy.away == self.here]
+        tables = [table for tensor in copies for table in gradient_hook_tables(tensor)]
+        kept = [(table, {key: hook for key, hook in table.items() if not is_joint_hook(hook)}) for table in tables]
+        for table, hooks in kept:
+            for key in hooks:
+                del table[key]
+        try:
+            yield
+        finally:
+            for table, hooks in kept:
+                table.update(hooks)
 
     def settle(self) -> None:
         """Send gradients and in-place writes of copies to their homes, after a run."""

@@ -3,7 +3,7 @@
     torch.nn.utils.clip_grad_norm_(pipe.parameters(), 1.0)     a norm per rank ──► another factor on each
     torch.optim.LBFGS(pipe.parameters())                       a line search per rank ──► other steps, and other numbers of calls
 
-They are known by the frame that reads the first parameter.
+They are known by the frame that reads the first parameter; an optimizer that was given a list of them, when it steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 from pipecompile.errors import InputError
 
-__all__ = ["parts_of_model"]
+__all__ = ["parts_of_model", "refuse_optimizer"]
 
 
 def parts_of_model(parameters: Iterator[nn.Parameter], n_ranks: int) -> Iterator[nn.Parameter]:
@@ -35,7 +35,13 @@ def _refuse(reader: FrameType, n_ranks: int) -> None:
             why=f"each of {n_ranks} ranks has those of its own stages, and would clip by their norm alone",
             hint="pipe.clip_grad_norm_(max_norm), by the norm of the whole model, on all ranks",
         )
-    if isinstance(reader.f_locals.get("self"), torch.optim.LBFGS):
+    if isinstance(optimizer := reader.f_locals.get("self"), torch.optim.Optimizer):
+        refuse_optimizer(optimizer, n_ranks)
+
+
+def refuse_optimizer(optimizer: torch.optim.Optimizer, n_ranks: int) -> None:
+    """Raise InputError for an optimizer that has parameters of one of so many ranks, and needs those of all."""
+    if n_ranks > 1 and isinstance(optimizer, torch.optim.LBFGS):
         raise InputError(
             "torch.optim.LBFGS is given the parameters of a pipeline",
             why=f"its step depends on all parameters together, and each of {n_ranks} ranks has those of its own stages",

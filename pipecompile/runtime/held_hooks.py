@@ -37,6 +37,8 @@ from pipecompile.tracing.user_source import warn
 
 __all__ = ["HeldHooks"]
 
+_ADVICE = "register_post_accumulate_grad_hook on a CPU, or .grad after the step"
+
 _BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
 
 
@@ -75,7 +77,7 @@ class HeldHooks:
         ends = [one for one in actions if one.kind in _BACKWARDS and not (self.joins and one.kind is Kind.WEIGHT_GRAD)]
         self._left = Counter((one.stage, one.microbatch // self._program.n_slices) for one in ends)
         unheld = {id(one) for one in (*hooked, *watched) if one.device.type != "cpu"} | set(map(id, watched))
-        self._warn([one for one in (*hooked, *watched) if id(one) in unheld])
+        self.warn_of([one for one in (*hooked, *watched) if id(one) in unheld])
         self._held = self._parameters([one for one in hooked if id(one) not in unheld and one.requires_grad])
         self.is_active = bool(self._held)
         try:
@@ -96,19 +98,21 @@ class HeldHooks:
         joined, held = set(map(id, joint)), [one for one in hooked if is_split or len(stages[id(one)]) > 1]
         return [_HeldParameter(one, stages[id(one)], self, is_joint=id(one) in joined) for one in held]
 
-    def _warn(self, unheld: Sequence[torch.Tensor]) -> None:
+    def warn_of(self, unheld: Sequence[torch.Tensor], advice: str = _ADVICE) -> None:
         """Warn once of hooks that run once per stage."""
+        if self._is_warned or not unheld:
+            return
         used = Counter(
             own for cell in self._cells for own in frozenset().union(*(one.parameters for one in cell.all_cells))
         )
         modules = [module for cell in self._cells for module in cell.modules]
         names = {id(own): name for module in modules for name, own in module.named_parameters()}
         shared = [names[id(one)].removeprefix("_of_model.") for one in unheld if used[id(one)] > 1]
-        if shared and not self._is_warned:
+        if shared:
             self._is_warned = True
             warn(
                 f"hooks on the gradient of {shared[0]} run once per stage and micro-batch: several stages use it, and a loop over"
-                " micro-batches runs them once, on the whole gradient. Try register_post_accumulate_grad_hook on a CPU, or .grad after the step",
+                f" micro-batches runs them once, on the whole gradient. Try {advice}",
                 RecordingWarning,
             )
 

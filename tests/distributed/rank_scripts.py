@@ -25,6 +25,7 @@ from tests.distributed.changed_layers import changed_layers
 from tests.distributed.faults import warm
 from tests.distributed.lanes import in_lanes
 from tests.distributed.mistakes import TIMEOUT, batches, compiled, error_of, of, square
+from tests.distributed.updated_weights import of_copies, of_ranks
 
 SHORT = 5.0
 """Timeout, in seconds, of scripts in which a rank is awaited for that long."""
@@ -261,6 +262,12 @@ def thread_ended(rank: int) -> Any:
     return loss_of(pipe)
 
 
+def crossed(rank: int) -> Any:
+    """Step two pipelines in another order on each rank."""
+    pipes = [compiled(example_args=(batches(1)[0][0],)) for _ in range(2)]
+    return [loss_of(pipe) for pipe in (pipes if rank == 0 else pipes[::-1])]
+
+
 def other_seeds(rank: int, part: int | None = None) -> Any:
     """Build the model with another seed on each rank, or on each copy; return the loss and what was warned of."""
     mesh = None if part is None else init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
@@ -373,6 +380,8 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "eval on a copy": (beside_a_copy(lambda pipe: [pipe.eval()] and pipe.train), 4, TIMEOUT),
     "frozen on a copy": (beside_a_copy(frozen), 4, TIMEOUT),
     "loaded on a copy": (beside_a_copy(lambda pipe: pipe.load_state_dict(pipe.state_dict())), 4, TIMEOUT),
+    "updates": (of_ranks, 2, TIMEOUT),
+    "updates of copies": (of_copies, 4, TIMEOUT),
     "failed load": (failed_load, 2, TIMEOUT),
     "loss_reduction": (with_option("loss_reduction", "mean", "sum"), 2, TIMEOUT),
     "batch_norm": (with_option("batch_norm", "each", "deferred"), 2, TIMEOUT),
@@ -388,6 +397,7 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "extra state": (extra_state, 2, TIMEOUT),
     "compiled once more": (compiled_once_more, 2, SHORT),
     "compiled on one": (compiled_on_one, 2, SHORT),
+    "crossed": (crossed, 2, TIMEOUT),
     "thread ended": (thread_ended, 2, SHORT),
     "other seeds": (other_seeds, 2, TIMEOUT),
     "other seeds of copies": (lambda rank: other_seeds(rank, rank // 2), 4, TIMEOUT),

@@ -7,7 +7,7 @@ from torch.distributed import HashStore
 
 from pipecompile.distributed.absences import Absences
 
-SCRIPTS = ["compiled once more", "compiled on one", "thread ended"]
+SCRIPTS = ["compiled once more", "compiled on one", "thread ended", "crossed"]
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,14 @@ def test_a_rank_that_is_late_is_reported_with_the_end_of_its_thread(said: dict[s
     text = said["thread ended"][0]
     assert "rank 1 failed before its next call: it has been silent for 5 s; its thread loader has ended by" in text
     assert "ValueError: bad record 7" in text
+
+
+@pytest.mark.timeout(700)
+def test_ranks_that_call_two_pipelines_in_different_orders_are_told_before_the_timeout(
+    said: dict[str, list[str]],
+) -> None:
+    """Each named the other one as silent, after the timeout, before."""
+    for rank, text in enumerate(said["crossed"]):
+        assert "beside calls of several pipelines in different orders" in text
+        assert f"rank {1 - rank} waits for rank {rank} in a call of number {2 - rank}" in text
+        assert float(text.splitlines()[-1]) < 12.0

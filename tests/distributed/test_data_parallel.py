@@ -25,7 +25,7 @@ class Twins(CollectiveGroup):
 
     def __init__(self) -> None:
         self.started = list[int]()
-        self.apart = torch.zeros(8)
+        self.apart = torch.zeros(10)
 
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -129,10 +129,10 @@ def test_a_gradient_that_is_added_after_its_reduction_started_is_an_error() -> N
 
 def test_replicas_with_different_programs_reduce_all_gradients_at_the_end() -> None:
     replicas, group, parameters = pair()
-    group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    group.apart = torch.tensor([0.0, 0.0, 1.0, *[0.0] * 7])
     add(parameters[0], 7.0)
     with replicas.reduced(lambda: iter(parameters), samples=4) as whole:
-        group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+        group.apart = torch.tensor([0.0, 0.0, 1.0, *[0.0] * 7])
         agree_apart(replicas, group)
         add(parameters[0], 2.0)
         replicas.reduce({id(parameters[0])})
@@ -154,20 +154,20 @@ def replicas_alike(group: Twins) -> Iterator[None]:
     rows, first = group.all_gather, [True]
 
     def gathered(row: torch.Tensor) -> torch.Tensor:
-        group.apart = group.apart if first.pop() else torch.zeros(8)
+        group.apart = group.apart if first.pop() else torch.zeros(10)
         first.append(False)
         return rows(row)
 
     with patch.object(group, "all_gather", gathered):
         yield
-    group.apart = torch.zeros(8)
+    group.apart = torch.zeros(10)
 
 
 def test_replicas_that_must_run_one_program_raise_before_gradients_are_sent() -> None:
     replicas, group, parameters = pair()
     replicas.needs_one_program = lambda: "a layer exchanges statistics"
     add(parameters[0], 7.0)
-    group.apart = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    group.apart = torch.tensor([0.0, 0.0, 1.0, *[0.0] * 7])
 
     def step() -> None:
         with replicas.reduced(lambda: iter(parameters), samples=4):
@@ -181,7 +181,7 @@ def test_replicas_that_must_run_one_program_raise_before_gradients_are_sent() ->
 
 def test_replicas_that_count_other_things_raise() -> None:
     replicas, group, parameters = pair()
-    group.apart = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    group.apart = torch.tensor([0.0, 0.0, 0.0, 1.0, *[0.0] * 6])
 
     def step() -> None:
         with replicas.reduced(lambda: iter(parameters), samples=4):

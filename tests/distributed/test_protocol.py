@@ -37,6 +37,7 @@ pipelines/{rank}                       the rank             number of pipelines 
 thread/{rank}                          the rank             how one of its threads has ended by an exception; of all pipelines of its ranks
 handling/{rank}                        the rank             the exception that its main thread handles, or empty; of all pipelines of its ranks
 main/{rank}                            the rank             that its main thread has ended, and which threads run on; of all pipelines of its ranks
+calls/{rank}                           the rank             pipeline in which it waits, awaited rank, serial number; of all pipelines of its ranks
 save/{rank}                            the rank             the checkpoint that it saves; of all pipelines of its ranks
 outcome/{first}/{run}                  the first to know    done, or the FailureReport with which a call is undone
 stays/{rank}                           the rank             yes if it goes on without the copy of the rank that failed, else no

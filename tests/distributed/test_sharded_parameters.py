@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from pipecompile.distributed import sharded_parameters
 from pipecompile.distributed.sharded_parameters import ShardedParameters
+from pipecompile.errors import InputError
 
 
 @pytest.fixture
@@ -38,6 +39,17 @@ def test_parameters_are_whole_in_a_context_only(sharded: ShardedParameters, mode
             assert torch.equal(model.weight, values["weight"])
         assert torch.equal(model.bias, values["bias"])
     assert model.bias.isnan().all()
+
+
+def test_a_hook_on_a_shard_is_refused(sharded: ShardedParameters, model: nn.Linear) -> None:
+    """It never ran, without a word, before."""
+    model.weight.register_hook(lambda gradient: gradient / 2)
+    sharded.refuse_hooks()
+    handle = sharded.shard_of(model.weight).register_post_accumulate_grad_hook(lambda _: None)
+    with pytest.raises(InputError, match="a shard of a parameter has a hook on its gradient"):
+        sharded.refuse_hooks()
+    handle.remove()
+    sharded.refuse_hooks()
 
 
 def test_a_shard_is_a_dtensor_and_other_tensors_are_themselves(sharded: ShardedParameters, model: nn.Linear) -> None:
