@@ -7,6 +7,8 @@
                leave of the time is for one more search downwards
 
 All models have the makespan of the best schedule as their horizon, so a model without a solution proves that nothing is shorter.
+Models of small problems under a limit of memory forbid waits in the searches, which raises the bound; in refutations and windows,
+which have to be fast, once a solution with waits has exceeded the memory.
 Without OR-Tools nothing is proven beyond the bounds of `makespan_bound.py`.
 """
 
@@ -79,8 +81,9 @@ class ExactProblem:
 
     @property
     def may_forbid_waits(self) -> bool:
-        """Return whether no action waits on purpose, and the problem is small enough to say so."""
-        return self.n_actions**2 <= _MOST_PAIRS * self.workload.n_devices and never_wait(self.evaluator.costs)
+        """Return whether waits could pay, no action does wait on purpose, and the problem is small enough to say so."""
+        is_small = self.n_actions**2 <= _MOST_PAIRS * self.workload.n_devices
+        return is_small and self.evaluator.limit is not None and never_wait(self.evaluator.costs)
 
     def model(self, horizon: float, bound: float, *, waits: bool = True) -> ExactModel:
         """Return the model of schedules that take from `bound` to `horizon` seconds, and may have `waits`."""
@@ -172,7 +175,7 @@ class _ExactSearch:
         if not self._is_worth_a_run():
             return
         module, horizon = cp_sat(), self.seconds * (1 if strategy is Strategy.LARGE else 1 - _STEP)
-        model = self._model(horizon, self.bound)
+        model = self.problem.model(horizon, self.bound, waits=not self.problem.may_forbid_waits)
         if self.incumbent is not None and strategy is not Strategy.UPWARDS:
             add_hint(model, self.incumbent, self.problem.evaluator)
         solver, status = self._run(model, seconds, strategy)
