@@ -28,12 +28,11 @@ def test_building_and_searching_are_charged_to_the_budget(strategy: Strategy) ->
 def test_precedences_of_the_moment_are_left_out_where_they_end_the_process(
     strategy: Strategy, has_options: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = []
+    kept, original = [], exact_solver.solved
 
     def solved(solver: Any, model: Any) -> tuple[Any, bool]:
         kept.append(solver.parameters.use_dynamic_precedence_in_disjunctive)
-        solver.solve(cp_sat().CpModel())
-        return cp_sat().UNKNOWN, False
+        return original(solver, cp_sat().CpModel())
 
     monkeypatch.setattr(exact_solver, "solved", solved)
     run(None, 1, Budget(1.0, perf_counter() + 60), 0.5, strategy, has_options=has_options)
