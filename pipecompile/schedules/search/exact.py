@@ -7,8 +7,8 @@
                leave of the time is for one more search downwards
 
 All models have the makespan of the best schedule as their horizon, so a model without a solution proves that nothing is shorter.
-Models of small problems under a limit of memory forbid waits in the searches, which raises the bound; in refutations and windows,
-which have to be fast, once a solution with waits has exceeded the memory.
+Models of small problems under a limit of memory forbid waits once a solution with waits has exceeded the memory, or nothing else has
+closed the gap: that raises the bound, and takes longer where waits are no help.
 Without OR-Tools nothing is proven beyond the bounds of `makespan_bound.py`.
 """
 
@@ -46,6 +46,9 @@ _MOST_PAIRS = 10_000
 
 _SHARES = (0.3, 0.4)
 """Shares of the budget for a search in each direction; windows take the rest. Without an incumbent there are no windows."""
+
+_SHARE_WITHOUT_WAITS = 0.6
+"""Additional share of the budget for searches without waits, if a small problem is open after the others."""
 
 _MOST_PROVABLE, _SHARE_OF_LARGE = 800, 0.4
 """Actions up to which proofs are tried with all the time, and the share of it that larger problems get: the rest is for proofs."""
@@ -134,6 +137,7 @@ def solve_exactly(
         search.search(limit * (_SHARES[1] if incumbent else 1.0), Strategy.DOWNWARDS)
         search.move_windows()
         search.search(limit, Strategy.DOWNWARDS)
+        search.forbid_waits(limit * _SHARE_WITHOUT_WAITS)
     return ExactResult(search.best, search.bound, search.budget.is_interrupted)
 
 
@@ -175,7 +179,7 @@ class _ExactSearch:
         if not self._is_worth_a_run():
             return
         module, horizon = cp_sat(), self.seconds * (1 if strategy is Strategy.LARGE else 1 - _STEP)
-        model = self.problem.model(horizon, self.bound, waits=not self.problem.may_forbid_waits)
+        model = self._model(horizon, self.bound)
         if self.incumbent is not None and strategy is not Strategy.UPWARDS:
             add_hint(model, self.incumbent, self.problem.evaluator)
         solver, status = self._run(model, seconds, strategy)
@@ -184,6 +188,13 @@ class _ExactSearch:
             return
         self.bound = max(self.bound, min(horizon, solver.best_objective_bound * model.tick.size))
         self._take(model, solver, status)
+
+    def forbid_waits(self, seconds: float) -> None:
+        """Search in both directions without waits, with additional `seconds`, if models had waits so far and may be without."""
+        if self.waits and self.problem.may_forbid_waits and not self.budget.is_interrupted:
+            self.waits, self.budget.seconds = False, seconds
+            self.search(seconds / 2, Strategy.UPWARDS)
+            self.search(seconds, Strategy.DOWNWARDS)
 
     def move_windows(self) -> None:
         """Search windows of the incumbent, until one sweep of every width has found nothing."""
