@@ -25,7 +25,7 @@ from pipecompile.schedules.search.action_times import ActionTimes, action_times
 from pipecompile.schedules.search.exact_variables import Copy, ExactModel, Key
 from pipecompile.schedules.search.release_lags import release_lags
 from pipecompile.schedules.search.ticks import Tick
-from pipecompile.schedules.search.workload import Transfers, Workload, with_free_recompute
+from pipecompile.schedules.search.workload import Transfer, Transfers, Workload, with_free_recompute
 from pipecompile.simulation.costs import Engines
 
 __all__ = ["build_model"]
@@ -35,9 +35,6 @@ _TICKS = 10_000_000
 
 _UNITS = 1_000_000
 """Units of memory of the largest capacity, if the sizes have no common divisor."""
-
-_End = tuple[Any, Any]
-"""The end of an action or a message, and the literal that it is there; None if it always is."""
 
 _ROUNDED = 1 - 1e-3
 """Factor on heads and tails: rounded durations make them a little shorter."""
@@ -177,12 +174,12 @@ class _ModelBuilder:
         writes it, and of its transfer, to the end of the last action or transfer that reads it.
         """
         source, tick, start, end = self.workload.placement[s], self.out.tick, self.out.start, self.out.end
-        last: dict[tuple[str, int], tuple[float, list[_End]]] = {}
+        last: dict[tuple[str, int], tuple[float, list[Any]]] = {}
         for transfer in sent[s]:
             duration = tick.down(transfer.seconds)
             for m in range(self.m):
                 readers = [(kind, reader, m) for reader in transfer.stages]
-                ends = [each for reader in readers for each in self._read_until(reader)]
+                ends = [end[self._last_reader(reader)] for reader in readers]
                 leaves = end[kind, s, m]
                 if duration:
                     leaves = self._var()
@@ -196,18 +193,25 @@ class _ModelBuilder:
                     self.cp.add(start[reader] >= leaves + duration)
                     self.out.arrivals.setdefault(reader, []).append(leaves + duration)
                 if transfer.device != source:
-                    self._hold(transfer.device, leaves, ends, transfer.nbytes)
-                    ends = [(leaves + duration, None)]
+                    self._hold_received(transfer, leaves, readers)
+                    ends = [leaves + duration]
                 last.setdefault((transfer.value, m), (transfer.nbytes, []))[1].extend(ends)
         for (_, m), (nbytes, ends) in last.items():
             self._hold(source, start[kind, s, m], ends, nbytes)
 
-    def _read_until(self, reader: Key) -> list[_End]:
-        """Return the ends of the actions that read a value of a forward: R reads the inputs again."""
+    def _hold_received(self, transfer: Transfer, leaves: Any, readers: Sequence[Key]) -> None:
+        """Hold a value that another device sends until its readers end; of one reader whose recomputation is free, until its R ends."""
+        end, (kind, s, m) = self.out.end, readers[0]
+        self._hold(transfer.device, leaves, [end[self._last_reader(reader)] for reader in readers], transfer.nbytes)
+        if len(readers) == 1 and kind is Kind.FORWARD and s in self.out.recomputes:
+            again = end[Kind.RECOMPUTE, s, m]
+            self._hold(transfer.device, end[readers[0]], [again], transfer.nbytes, self.out.recomputes[s])
+
+    def _last_reader(self, reader: Key) -> Key:
+        """Return the last action that surely reads a value of a forward: R reads the inputs again."""
         kind, s, m = reader
-        if kind is not Kind.FORWARD or not self._may_recompute(s):
-            return [(self.out.end[reader], None)]
-        return [(self.out.end[reader], None), (self.out.end[Kind.RECOMPUTE, s, m], self.out.recomputes.get(s))]
+        is_read_again = kind is Kind.FORWARD and self.workload.is_recomputed[s] and not self.out.recomputes
+        return (Kind.RECOMPUTE, s, m) if is_read_again else reader
 
     def _wait_for_memory(self) -> None:
         """Add what follows from the memory: heads and tails of all actions, and forwards that wait for a release."""
@@ -251,29 +255,27 @@ class _ModelBuilder:
                 f, r, i = ((kind, s, m) for kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.INPUT_GRAD))
                 flag = self.out.recomputes.get(s)
                 if self._may_recompute(s):
-                    self._hold(device, start[f], [(end[r], None)], work.recipe[s], flag)
-                    self._hold(device, start[r], [(end[i], None)], work.saved[s], flag)
+                    self._hold(device, start[f], [end[r]], work.recipe[s], flag)
+                    self._hold(device, start[r], [end[i]], work.saved[s], flag)
                 if flag is not None or not work.is_recomputed[s]:
-                    self._hold(device, start[f], [(end[i], None)], work.saved[s], None if flag is None else ~flag)
+                    self._hold(device, start[f], [end[i]], work.saved[s], None if flag is None else ~flag)
                 if work.split:
-                    self._hold(device, end[i], [(end[Kind.WEIGHT_GRAD, s, m], None)], work.weight_saved[s])
+                    self._hold(device, end[i], [end[Kind.WEIGHT_GRAD, s, m]], work.weight_saved[s])
         for device, held in enumerate(self.held):
             if held:
                 unit = Tick.of([size for _, size in held], self.capacity[device], _UNITS)
                 most = unit.most(self.capacity[device])
                 self.cp.add_cumulative([each for each, _ in held], [unit.down(size) for _, size in held], most)
 
-    def _hold(self, device: int, first: Any, ends: Sequence[_End], size: float, presence: Any = None) -> None:
+    def _hold(self, device: int, first: Any, ends: Sequence[Any], size: float, presence: Any = None) -> None:
         """Add `size` to the memory of a device from `first` to the latest of `ends`, if `presence` holds."""
         if not size or self.capacity[device] == inf:
             return
-        last = ends[0][0]
+        last = ends[0]
         if len(ends) > 1:
             last = self._var()
-            for end, is_there in ends:
-                later = self.cp.add(last >= end)
-                if is_there is not None:
-                    later.only_enforce_if(is_there)
+            for end in ends:
+                self.cp.add(last >= end)
         if presence is None:
             interval = self.cp.new_interval_var(first, self._var(), last, "")
         else:
