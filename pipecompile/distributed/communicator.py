@@ -141,11 +141,8 @@ class Communicator:
             self._inboxes.clear()
 
     def expect(self, source: int, names: Iterable[str]) -> None:
-        """Append names to the values that will come from `source`, in this order. Raises RankLost."""
-        try:
-            self._inboxes[source].expect(names)
-        except RuntimeError as error:
-            raise self.connection_lost(source, "", error) from None
+        """Append names to the values that will come from `source`, in this order."""
+        self._inboxes[source].expect(names)
 
     def send(self, target: int, name: str, value: Any, *, once: bool = False) -> None:
         """Begin to send a value, which must not change until `flush`. Raises RankLost.
@@ -185,7 +182,8 @@ class Communicator:
         try:
             work.wait(_WAIT_TIMEOUT)
         finally:
-            self._waiting = self._posted.leave()
+            self._waiting = None
+            self._posted.leave()
         self._posted.clear()  # after a failure the wait stays posted: other ranks may need it to name the cause
 
     def poll(self, peer: int, name: str, is_over: Callable[[], bool]) -> None:
@@ -196,7 +194,8 @@ class Communicator:
                 sleep(_POLL_WORK)
             self.check_verdict()  # what is aborted is over as well
         finally:
-            self._waiting = self._posted.leave()
+            self._waiting = None
+            self._posted.leave()
         self._posted.clear()
 
     def connection_lost(self, peer: int, name: str, error: Exception) -> RankLost:

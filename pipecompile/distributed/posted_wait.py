@@ -41,11 +41,13 @@ class PostedWait:
         if self._crossed is not None:
             self._crossed.check(awaited)
 
-    def leave(self) -> PendingWait | None:
-        """Note that this rank waits no longer, whether or not what it waited for has come; return None, its wait of now."""
-        if self._crossed is not None:
-            self._crossed.clear()
-        return None
+    def leave(self) -> None:
+        """Note that this rank waits no longer, whether or not what it waited for has come. `current` must return None by then, so that no
+        other thread posts the wait afterwards.
+        """
+        if self._crossed is not None and self._is_posted:
+            with self._lock:
+                self._crossed.clear()
 
     def crossed(self, awaited: int) -> RankLost | None:
         """Return why a connection to a rank is gone that has found its wait in another pipeline crossed."""

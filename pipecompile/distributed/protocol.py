@@ -11,8 +11,8 @@ from enum import IntEnum
 
 __all__ = [
     "ABORT",
-    "CHANGED",
     "CALLS",
+    "CHANGED",
     "CREDIT",
     "ENDED",
     "EXCHANGE",

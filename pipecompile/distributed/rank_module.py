@@ -53,11 +53,11 @@ class RankModule(Pipeline):
         self._shards = self._backend.shards
         self.__dict__["replicas"] = self._backend.replicas  # the model may have an attribute of this name
         self.replicas.weights.named = model.named_parameters
-        self.replicas.weights.updates = lambda: self._updates.since_last_step()
         self._lockstep: Lockstep = self._backend.lockstep
         is_alone, named = len(ranks.members) == 1, lambda: self.named_parameters() if self._cache else ()
         self._updates = WeightUpdates(named, ranks.size, is_alone=is_alone)
         self._lockstep.updates = self._updates.since_last_call
+        self.replicas.weights.updates = self._updates.since_last_step
         self._state = RankState(model, self._owner, self._communicator, self._runner)
         self._backend.is_here = self._is_here
         self._backend.has_home = lambda tensor: self._cache.context.homes.find(tensor) is not None

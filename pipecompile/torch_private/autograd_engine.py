@@ -109,9 +109,8 @@ def is_accumulation_held(leaf: torch.Tensor) -> bool:
 
     Autograd makes the node anew when nothing does. Then what is noted on it is lost.
     """
-    with torch.enable_grad():
-        _accumulation(leaf).metadata[is_accumulation_held] = True
-        return is_accumulation_held in _accumulation(leaf).metadata
+    _accumulation(leaf).metadata[is_accumulation_held] = True
+    return is_accumulation_held in _accumulation(leaf).metadata
 
 
 def is_accumulation_watched(leaf: torch.Tensor) -> bool:
@@ -120,8 +119,7 @@ def is_accumulation_watched(leaf: torch.Tensor) -> bool:
     Only a node that something has is asked: a graph that is kept, or who registered a hook on it. Unlike `is_accumulation_held` this
     makes no dict on the others.
     """
-    with torch.enable_grad():
-        node = _accumulation(leaf)
+    node = _accumulation(leaf)
     return getrefcount(node) > _OWN_REFERENCES and _has_hooks(node)
 
 

@@ -60,7 +60,9 @@ _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
 
 _EXACT_SECONDS = 4.0
-"""CP-SAT's deterministic time at effort 1, for all placements with an open gap together: mostly 3 to 10 seconds of the processor."""
+"""CP-SAT's deterministic time at effort 1, for all placements with an open gap together: mostly 3 to 15 seconds of the processor, with
+what small problems get in addition.
+"""
 
 _NEGLIGIBLE = 1e-9
 """Relative tolerance for comparing seconds."""
