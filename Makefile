@@ -1,6 +1,7 @@
 # `make demo` shows the main job, `make test` runs the tests; both set up .venv first. See README.md.
 
 PYTHON ?= python3
+PYTHON_312 := $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python $(PYTHON); do $$p -c "" 2>/dev/null && echo $$p && break; done)
 VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := .venv-torch
@@ -85,7 +86,7 @@ adversarial: $(VENV)/ready # two hours; libraries that are not installed are lef
 	$(BIN)/python benchmarks/adversarial.py
 	$(BIN)/python benchmarks/adversarial.py --markdown benchmarks/results/adversarial.md
 
-# The smoke tests on the oldest torch that is supported.
+# The smoke tests on the oldest torch that is supported, and on Python 3.12 where there is one.
 oldest: $(OLDEST)/ready
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q -m smoke
 
@@ -96,7 +97,7 @@ $(VENV)/ready: pyproject.toml
 
 # The oldest torch that is supported, in an environment that others are copied from: hard links, as torch has 5 GB of files.
 $(TORCH)/ready: Makefile
-	$(PYTHON) -m venv --clear $(TORCH)
+	$(PYTHON_312) -m venv --clear $(TORCH)
 	$(TORCH)/bin/python $(PIP) "torch==2.11.0" "torchvision==0.26.0"
 	touch $@
 

@@ -26,7 +26,7 @@ from pipecompile.costs.graph_walk import FakeTwins, OneDevice, Visit, walk
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
 from pipecompile.costs.run_signature import run_signature
-from pipecompile.torch_private.modes import FakeTensorMode, TorchDispatchMode, is_mkldnn_enabled, set_mkldnn_enabled
+from pipecompile.torch_private.modes import FakeTensorMode, ObservingMode, is_mkldnn_enabled, set_mkldnn_enabled
 from pipecompile.torch_private.modules import NormBase
 from pipecompile.torch_private.operators import schema_of
 from pipecompile.torch_private.pytree import tree_leaves
@@ -187,11 +187,13 @@ class Kernel:
         return spec.seconds(self.flops, self.moved, self.dtype, tf32=settings.fp32_precision == "tf32")
 
 
-class KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KernelLog(ObservingMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that records every kernel."""
 
+    supports_higher_order_operators = False
+
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._kernels: list[Kernel] = []
 
     def take(self) -> tuple[Kernel, ...]:

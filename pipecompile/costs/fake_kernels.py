@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipecompile.torch_private.modes import TorchDispatchMode, fake_tensor_log_disabled, unset_fake_temporarily
+from pipecompile.torch_private.modes import ObservingMode, fake_tensor_log_disabled, unset_fake_temporarily
 from pipecompile.torch_private.pytree import tree_map
 
 __all__ = ["FakeKernels"]
@@ -16,15 +16,17 @@ _REFUSED = "not implemented for"
 """Part of torch's message for a dtype that an operator does not take on the CPU."""
 
 
-class FakeKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FakeKernels(ObservingMode):  # type: ignore[no-untyped-call]
     """Runs operators on fake tensors of `device`. Enter inside a FakeTensorMode.
 
     A model that was recorded on `meta` may choose what only a GPU takes, as `torch.histc` of integers. The CPU stands for
     `meta`, so such an operator runs on `meta` tensors, without values.
     """
 
+    supports_higher_order_operators = False
+
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device = device
         self._is_stand_in = device.type == "cpu"
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipecompile.torch_private.fx_graphs import OpOverload
-from pipecompile.torch_private.modes import TorchDispatchMode
+from pipecompile.torch_private.modes import ObservingMode
 from pipecompile.torch_private.operators import schema_of
 
 __all__ = ["FlopCount", "flops_of"]
@@ -45,13 +45,11 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result
     return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
 
 
-class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FlopCount(ObservingMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that adds up the FLOPs of operators. An operator whose formula fails on its arguments counts as 0."""
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.flops = 0.0
 
     def __torch_dispatch__(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
-    "TorchDispatchMode",
+    "ObservingMode",
     "UnsupportedFakeTensorException",
     "UnsupportedOperatorException",
     "active_fake_mode",
@@ -61,6 +63,49 @@ __all__ = [
     "unset_fake_temporarily",
     "users_modes_removed",
 ]
+
+
+class _EagerStance:
+    """Compiled functions run in eager while this is begun, in all threads. `torch.compiler.set_stance` would raise inside one."""
+
+    def __init__(self) -> None:
+        self._depth, self._before, self._lock = 0, None, Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1 and (frames := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+                self._before, frames._stance = frames._stance, frames.DynamoStance("force_eager")  # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth and self._before is not None:
+                sys.modules["torch._dynamo.eval_frame"]._stance, self._before = self._before, None
+
+
+_eager_stance = _EagerStance()
+
+
+class ObservingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode under which compiled functions run in eager, so that it sees their operators.
+
+    Torch compiles nothing under such a mode, and up to 2.13 would never compile a function again that was called under one. 2.11.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Any:
+        _eager_stance.begin()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        _eager_stance.end()
+
 
 disable_current_modes = _disable_current_modes
 """Context manager that takes all function, dispatch and fake modes off the stack. 2.11."""

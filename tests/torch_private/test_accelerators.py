@@ -78,6 +78,7 @@ def test_the_generator_of_a_device_is_that_of_its_own_module(monkeypatch: pytest
         set_rng_state=lambda state, device: states.update({device: state}),
     )
     monkeypatch.setattr(accelerators.torch, "get_device_module", lambda kind: {"xpu": module}[kind])
+    monkeypatch.setattr(torch, "xpu", module)  # where torch 2.11 looks
     gpu = torch.device("xpu:1")
     assert random_state(gpu) == "first"
     set_random_state("second", gpu)  # type: ignore[arg-type]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipecompile.torch_private.modes import (
     FakeTensorMode,
-    TorchDispatchMode,
+    ObservingMode,
     active_fake_mode,
     detect_fake_mode,
     disable_current_modes,
@@ -126,3 +127,23 @@ def test_a_trace_of_torch_jit_is_seen() -> None:
 
     torch.jit.trace(function, torch.ones(1), check_trace=False)
     assert (seen, is_jit_tracing()) == ([True], False)
+
+
+def test_a_compiled_function_that_a_mode_has_seen_is_compiled_afterwards() -> None:
+    class Names(ObservingMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    def backend(module: torch.fx.GraphModule, inputs: object) -> object:
+        compiled.append(module)
+        return module.forward
+
+    seen: list[str] = []
+    compiled: list[torch.fx.GraphModule] = []
+    function, x = torch.compile(lambda x: x.sin() + 1, backend=backend), torch.ones(2)
+    with Names(), Names():
+        function(x)
+    assert (seen, compiled) == (["sin", "sin", "add", "add"], [])
+    function(x)
+    assert len(compiled) == 1

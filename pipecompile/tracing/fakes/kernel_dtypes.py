@@ -3,7 +3,7 @@
     linear(int64, float32)         fakes return float32     kernels raise: the tensors of a product have one dtype
     gelu(int64)                    fakes return int64       kernels raise: there is none for whole numbers
 
-`RULES` has the operators by name. What fakes refuse themselves (`bmm`, `conv2d`, `embedding`) needs no rule.
+`RULES` has the operators by name. What fakes refuse themselves (`bmm`, `conv2d`) needs no rule.
 """
 
 from __future__ import annotations
@@ -71,6 +71,6 @@ RULES: dict[str, Callable[[str, Sequence[torch.Tensor]], None]] = {
     **dict.fromkeys(("aten._native_batch_norm_legit", "aten._native_batch_norm_legit_no_training"), _normal),
     **dict.fromkeys(("aten.nll_loss", "aten.nll_loss_forward"), _class_indices),
     "aten.relu": _numeric,
-    "aten.index_select": _indices,
+    **dict.fromkeys(("aten.index_select", "aten.embedding"), _indices),
 }
 """By the name of an operator of torch, the check of the tensors among its arguments, in their order."""

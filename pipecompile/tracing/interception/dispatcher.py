@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from pipecompile.errors import TraceError
-from pipecompile.torch_private.modes import TorchDispatchMode, is_transformed_tensor, transform_stack
+from pipecompile.torch_private.modes import ObservingMode, is_transformed_tensor, transform_stack
 from pipecompile.torch_private.operators import HigherOrderOperator, name_of, schema_of
 from pipecompile.tracing.fakes.kernel_dtypes import RULES, check_dtypes
 from pipecompile.tracing.user_source import caller
@@ -42,13 +42,11 @@ class DispatchListener(Protocol):
         """Let the node of `value` stand for `alias` as well."""
 
 
-class DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchRecorder(ObservingMode):  # type: ignore[no-untyped-call]
     """The mode above the FakeTensorMode. `is_detaching`: the user calls detach, so it is recorded and no mere wrapping."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, listener: DispatchListener) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.listener = listener
         self.is_detaching = False
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from pipecompile.errors import TraceError
-from pipecompile.torch_private.modes import TorchDispatchMode, active_fake_mode, disable_current_modes
+from pipecompile.torch_private.modes import ObservingMode, active_fake_mode, disable_current_modes
 from pipecompile.torch_private.operators import schema_of
 from pipecompile.tracing.state.random_states import RandomStates, generator_sources, generators_among
 from pipecompile.tracing.user_source import caller, is_users, place_of
@@ -47,13 +47,11 @@ _PROBABILITIES, _IN_TRAINING = ("dropout_p", "dropout"), ("train", "training")
 """Arguments with which an operator draws nothing, if the first are 0 or the second False."""
 
 
-class RandomDrawCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class RandomDrawCounter(ObservingMode):  # type: ignore[no-untyped-call]
     """Counts the operators that draw random numbers, in `count`."""
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,6 +154,7 @@ def draw_refused(states: RandomStates, place: str, near: str = "") -> TraceError
 def draws_located(states: RandomStates) -> Iterator[None]:
     """Raise TraceError PC116 in the user's function whose line changes one of the states inside the block."""
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks only in settrace whether any frame asks for operations
     sys.settrace(_Locator(states).enter)
     try:
         yield

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pipecompile.batching.containers import argument_leaves, flatten_containers
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.modes import TorchDispatchMode
+from pipecompile.torch_private.modes import ObservingMode
 from pipecompile.torch_private.operators import schema_of
 from pipecompile.torch_private.storages import footprint, version_of
 from pipecompile.tracing.interception.randomness import draws_random
@@ -169,13 +169,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-class _KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _KernelMode(ObservingMode):  # type: ignore[no-untyped-call]
     """Note for all memory allocated in the run which piece allocated it, and pass kernels on to the current observer."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.model = model
         self.makers: dict[int, Piece | None] = {}
         self.memory: list[StorageWeakRef] = []

@@ -11,7 +11,7 @@ from torch import nn
 
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.accelerators import forked_generators
-from pipecompile.torch_private.modes import TorchDispatchMode
+from pipecompile.torch_private.modes import ObservingMode
 from pipecompile.torch_private.operators import HigherOrderOperator, schema_of
 from pipecompile.torch_private.storages import preserve_versions, storage_key
 from pipecompile.tracing.state.snapshot import tensors_of
@@ -68,13 +68,11 @@ def is_same_memory(tensor: torch.Tensor, before: torch.Tensor) -> bool:
     return now == (storage_key(before), before.shape, before.stride(), before.storage_offset(), before.dtype)
 
 
-class CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CopyBeforeWrite(ObservingMode):  # type: ignore[no-untyped-call]
     """Copies of the tensors that kernels write; `copies` maps the storage to (tensor, copy)."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
         self.owned = {
             storage_key(tensor): tensor for tensor in sorted(strided, key=torch.Tensor.numel)

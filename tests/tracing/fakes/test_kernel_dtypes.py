@@ -43,6 +43,7 @@ CALLS: list[tuple[str, Callable[..., torch.Tensor], torch.dtype, torch.dtype]] =
     ("softmax", lambda x, w: F.softmax(x, -1) * w, INT, FLOAT),
     ("relu", lambda x, w: F.relu(x) * w, torch.bool, FLOAT),
     ("index_select", lambda x, w: w.index_select(0, x[:, 0]), FLOAT, INT),
+    ("embedding", lambda x, w: F.embedding(x[:, 0], w), FLOAT, INT),
     ("classes", lambda x, w: F.cross_entropy(w[: x.shape[0]], x[:, 0]).expand(x.shape[0]), torch.int32, INT),
 ]  # fmt: skip
 

@@ -64,6 +64,7 @@ class Choice(nn.Module):
         return torch.cond(x.mean() > 0, torch.sin, torch.cos, (h,))
 
 
+@pytest.mark.smoke
 def test_a_condition_trains() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
