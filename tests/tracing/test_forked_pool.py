@@ -31,7 +31,13 @@ for _ in range(3):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_records_and_trains_where_torch_alone_aborts() -> None:
-    done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORKS], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORKS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert (done.stdout.split(), done.stderr) == (["0"] * 3, "")
 
 
