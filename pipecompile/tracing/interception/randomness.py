@@ -178,7 +178,10 @@ class _Locator:
         if event != "call" or not is_users(frame):
             return None
         self._look(_users_caller(frame))
-        frame.f_trace_opcodes = True
+        frame.f_trace, frame.f_trace_opcodes = (
+            self.step,
+            True,
+        )  # Python 3.13 asks for operations of frames with a function alone
         return self.step
 
     def step(self, frame: FrameType, event: str, _: Any) -> Any:

@@ -152,6 +152,7 @@ def looped(model: nn.Module) -> Callable[[torch.Tensor], Any]:
     return step
 
 
+@pytest.mark.smoke
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", DRAWS)
 def test_each_micro_batch_draws_anew_what_the_loop_draws(kind: str) -> None:
