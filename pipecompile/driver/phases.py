@@ -81,7 +81,7 @@ def specialize(
         graph = log.run("prepare", note_ties, graph, verify=verify_graph, describe=_nodes)
         backend.agree_on_graph(graph, options.n_stages, request.counts, request.changes)
         _check_division(graph, request, options, context)
-        planned = decision.on(graph, request.samples)
+        planned = decision.on(graph, request.samples, tuple(map(str, options.devices)))
         if planned is None:
             costs = log.run("cost", _cost, graph, request, options, decision, context, describe=_models)
             planned = log.run(

@@ -5,7 +5,8 @@ The text form is JSON (`to_json`, `from_json`); the verifier is `verifiers/plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -143,6 +144,17 @@ class Plan:
         if self.unforced is None:
             return None
         return max(self.bottleneck / self.unforced - 1.0, 0.0) if self.unforced else 0.0
+
+    def on(self, devices: Sequence[str]) -> Plan:
+        """Return the plan on as many other devices, such as CPUs in the place of GPUs; the figures stay those of its own devices.
+
+        A plan for another number of devices, or that names others, is returned as it is.
+        """
+        names = tuple(devices)
+        if names == self.devices or len(names) != len(self.devices) or not {*self.placement} <= {*range(len(names))}:
+            return self
+        rows = zip(self.stages, self.placement, strict=False)
+        return replace(self, devices=names, stages=tuple(replace(row, device=names[device]) for row, device in rows))
 
     def __repr__(self) -> str:
         figures = f"bottleneck={self.bottleneck:.3g} s, gap={self.gap:.1%}, {self.status}"
