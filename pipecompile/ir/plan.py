@@ -111,7 +111,8 @@ class Plan:
     seconds of the slowest stage for one micro-batch; `unforced` is the bottleneck of the cut without the user's
     constraints. `recompute` has a flag per stage, if the solver chose the recomputed stages. `considered` lists the
     candidates, if the number of micro-batches or the schedule was chosen by search. `status` says whether the bottleneck
-    is proven to be the least; `step` has the step under the schedule, with a bound of its own.
+    is proven to be the least; `step` has the step under the schedule, with a bound of its own. `samples` is the size of the
+    micro-batch that all figures are for, None if unknown; they stay when a plan is used with another.
     """
 
     fingerprint: str
@@ -131,6 +132,7 @@ class Plan:
     recompute: tuple[bool, ...] = ()
     considered: Considered | None = None
     step: StepSummary | None = None
+    samples: int | None = None
     format: str = FORMAT
 
     @property

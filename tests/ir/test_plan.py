@@ -50,6 +50,8 @@ def test_a_plan_serves_other_batches_and_other_weights(tmp_path: Path) -> None:
     pipe = compiled(other, plan=str(tmp_path / "plan.json"))
     x = torch.randn(6, 3, 32, 32)
     assert pipe.step(x).item() == pytest.approx(mean_loss(other, x), rel=1e-5)
+    assert pipe.plan.samples == 2
+    assert "per micro-batch of 2 samples" in str(pipe)  # of the plan, not of the step
 
 
 class Net(nn.Module):
