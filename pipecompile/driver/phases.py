@@ -48,6 +48,7 @@ from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.progress import switched
+from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.parameters.placement import move_model
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -243,7 +244,8 @@ def _split(graph: TracedGraph, planned: Planned, options: Options) -> tuple[tupl
     plan = planned.plan
     verify_plan(plan)
     if len(plan.devices) != len(options.devices):
-        raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
+        what = f"the plan is for {counted(len(plan.devices), 'device')}, compile has {len(options.devices)}"
+        raise PlanError(what, hint=f"devices= with {len(plan.devices)} of them, or no plan")
     stage_of = planned.stage_of or transfer_cut(plan.stage_of, graph, plan.n_stages)
     devices = [options.devices[device] for device in plan.placement]
     plan_routes = routes(graph, stage_of, planned.samples)
