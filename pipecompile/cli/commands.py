@@ -239,7 +239,8 @@ def _plan_for(source: ModelSource, cluster: str, options: CompileOptions, out: P
     import pipecompile
 
     given = [field.name for field in fields(options) if getattr(options, field.name) != field.default]
-    if others := [name for name in given if name != "optimizer"] + ["out"] * (out is not None):
+    shared = ("optimizer", "progress")
+    if others := [name for name in given if name not in shared] + ["out"] * (out is not None):
         words = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise InputError(f"{words} cannot be used with --cluster", why="it compares layouts, each with its own stages")
     with switched(options.progress), task(f"planning {source.model} for {cluster}"):

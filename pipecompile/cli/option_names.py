@@ -3,6 +3,7 @@
 n_stages=5, or checkpoint="auto"        --stages 5, or --checkpoint auto
 memory_limit=(100, 200)                 --memory-limit 100,200
 speeds: no entry for 2 devices          --speeds: no entry for 2 devices
+pin={"fc": 3, "conv1": 0}               --pin fc=3,conv1=0
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _OPTIONS = {
     "n_ranks": "--ranks",
 } | {field.name: "--" + field.name.replace("_", "-") for field in fields(CompileOptions)}
 _ANY = "|".join(_OPTIONS)
-_WITH_VALUE = re.compile(rf"\b({_ANY})=(\([^)]*\)|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)")
+_WITH_VALUE = re.compile(rf"\b({_ANY})=(\([^)]*\)|\{{[^}}]*\}}|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)")
 _NAMED = re.compile(rf"\A({_ANY})\b(?!-)|(?<![-\w])({'|'.join(name for name in _OPTIONS if '_' in name)})\b")
 
 
@@ -32,5 +33,7 @@ def as_options(text: str) -> str:
 
 
 def _typed(value: str) -> str:
-    """Return a value as typed: sequences with commas, words without quotes."""
+    """Return a value as typed: sequences with commas, words without quotes, entries of dicts as NAME=VALUE."""
+    if value.startswith("{"):
+        value = value.strip("{}").replace(": ", "=")
     return re.sub(r"\s*,\s*", ",", re.sub(r"[()\[\]\"']", "", value)).rstrip(",")

@@ -62,8 +62,8 @@ class Decision:
     problem: Problem | None = None
     cut: Cut | None = None
 
-    def on(self, graph: TracedGraph, samples: int | None) -> Planned | None:
-        """Return the plan with its cut carried over to `graph`. Return None if the graph has to be cut.
+    def on(self, graph: TracedGraph, samples: int | None, devices: Sequence[str]) -> Planned | None:
+        """Return the plan on `devices` with its cut carried over to `graph`. Return None if the graph has to be cut.
 
         Raises PlanError or VerifyError if the user's plan is not a legal plan of this graph.
         """
@@ -72,7 +72,7 @@ class Decision:
         if self.cut is None:
             check_fingerprint(self.plan.graph, self.plan.fingerprint, graph)
             verify_exact_cut(self.plan.stage_of, graph, self.plan.n_stages)
-            return Planned(self.plan, None, samples)
+            return Planned(self.plan.on(devices), None, samples)
         stage_of = self.cut.on(graph)
         return Planned(self.plan, None, samples, stage_of) if stage_of else None
 
@@ -80,7 +80,7 @@ class Decision:
         """Return the decision for later specializations: this one, completed where it was open."""
         if self.plan is None:
             return Decision(planned.plan, planned.problem, cut)
-        return replace(self, cut=self.cut or cut)
+        return self if self.cut else replace(self, plan=planned.plan, cut=cut)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.progress import switched
+from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.parameters.placement import move_model
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -81,7 +82,7 @@ def specialize(
         graph = log.run("prepare", note_ties, graph, verify=verify_graph, describe=_nodes)
         backend.agree_on_graph(graph, options.n_stages, request.counts, request.changes)
         _check_division(graph, request, options, context)
-        planned = decision.on(graph, request.samples)
+        planned = decision.on(graph, request.samples, tuple(map(str, options.devices)))
         if planned is None:
             costs = log.run("cost", _cost, graph, request, options, decision, context, describe=_models)
             planned = log.run(
@@ -243,7 +244,8 @@ def _split(graph: TracedGraph, planned: Planned, options: Options) -> tuple[tupl
     plan = planned.plan
     verify_plan(plan)
     if len(plan.devices) != len(options.devices):
-        raise PlanError(f"the plan is for {len(plan.devices)} devices, there are {len(options.devices)}")
+        what = f"the plan is for {counted(len(plan.devices), 'device')}, compile has {len(options.devices)}"
+        raise PlanError(what, hint=f"devices= with {len(plan.devices)} of them, or no plan")
     stage_of = planned.stage_of or transfer_cut(plan.stage_of, graph, plan.n_stages)
     devices = [options.devices[device] for device in plan.placement]
     plan_routes = routes(graph, stage_of, planned.samples)

@@ -51,14 +51,14 @@ def step_schedule(
 ) -> Schedule:
     """Return the order of actions of a step, for values that move along `routes`, by default those of the specialization.
 
-    Raises ScheduleError if the schedule puts stages on other devices than the plan, where their parameters are.
+    Raises ScheduleError if the schedule puts stages on other devices than the plan, where their parameters are and for which its figures hold.
     """
     if routes is None and n_microbatches in specialization.schedules:
         return specialization.schedules[n_microbatches]
     plan, options, is_own = specialization.plan, specialization.options, routes is None
     routes = specialization.routes if routes is None else routes
     schedule = make_schedule(options, plan.stages, routes, plan.placement, n_microbatches, exact=True)
-    if tuple(options.devices[device] for device in schedule.placement) != specialization.stage_devices:
+    if schedule.placement != plan.placement:
         raise ScheduleError(
             f"schedule {shown(schedule.name)} puts stages on devices {schedule.placement}",
             why=f"the plan has them on {plan.placement}, and their parameters are there",

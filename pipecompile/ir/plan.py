@@ -5,7 +5,8 @@ The text form is JSON (`to_json`, `from_json`); the verifier is `verifiers/plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -110,7 +111,8 @@ class Plan:
     seconds of the slowest stage for one micro-batch; `unforced` is the bottleneck of the cut without the user's
     constraints. `recompute` has a flag per stage, if the solver chose the recomputed stages. `considered` lists the
     candidates, if the number of micro-batches or the schedule was chosen by search. `status` says whether the bottleneck
-    is proven to be the least; `step` has the step under the schedule, with a bound of its own.
+    is proven to be the least; `step` has the step under the schedule, with a bound of its own. `samples` is the size of the
+    micro-batch that all figures are for, None if unknown; they stay when a plan is used with another.
     """
 
     fingerprint: str
@@ -130,6 +132,7 @@ class Plan:
     recompute: tuple[bool, ...] = ()
     considered: Considered | None = None
     step: StepSummary | None = None
+    samples: int | None = None
     format: str = FORMAT
 
     @property
@@ -143,6 +146,17 @@ class Plan:
         if self.unforced is None:
             return None
         return max(self.bottleneck / self.unforced - 1.0, 0.0) if self.unforced else 0.0
+
+    def on(self, devices: Sequence[str]) -> Plan:
+        """Return the plan on as many other devices, such as CPUs in the place of GPUs; the figures stay those of its own devices.
+
+        A plan for another number of devices, or that names others, is returned as it is.
+        """
+        names = tuple(devices)
+        if names == self.devices or len(names) != len(self.devices) or not {*self.placement} <= {*range(len(names))}:
+            return self
+        rows = zip(self.stages, self.placement, strict=False)
+        return replace(self, devices=names, stages=tuple(replace(row, device=names[device]) for row, device in rows))
 
     def __repr__(self) -> str:
         figures = f"bottleneck={self.bottleneck:.3g} s, gap={self.gap:.1%}, {self.status}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pipecompile.errors import ScheduleError
+from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import HOST, NO_SLICE, Action, Instruction, Op, Operand, Program, Route, Tie, Value
 from pipecompile.ir.input_checks import checked_count, without_mark
 
@@ -42,7 +42,7 @@ _COMPUTE = re.compile(r"(\S+)((?: \S+)*) ->((?: \S+)*)")
 
 
 def parse_program(text: str) -> Program:
-    """Return the program whose `str` is `text`. Raise ScheduleError naming the line that cannot be read."""
+    """Return the program whose `str` is `text`. Raise ScheduleError naming the line that cannot be read, InputError for no text."""
     lines = _lines(text)
     header: re.Match[str] | None = None
     routes: list[Route] = []
@@ -81,7 +81,11 @@ def _counts(header: re.Match[str], n_items: int) -> tuple[int, int, tuple[int, .
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
-    """Return the number and the text of every line that is not blank, without a byte-order mark."""
+    """Return the number and the text of every line that is not blank, without a byte-order mark. Raise InputError for no text."""
+    if not isinstance(text, str):
+        raise InputError(
+            f"a {type(text).__name__} is no text of a program", hint="parse_program(Path(path).read_text())"
+        )
     lines = enumerate(without_mark(text).split("\n"), 1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
 

@@ -184,12 +184,13 @@ def _result(state: SolverState) -> Partition:
     if len(state.machine) > 2:  # fewer stages are a chain
         end = monotonic() + max(LEAST_PATH_SECONDS, min(PATH_SECONDS, state.seconds_left))
         assignment = shorten_paths(state.clusters, state.machine, assignment, state.ranges, end)
-    status: Literal["optimal", "feasible"] = "feasible" if state.has_gap else "optimal"
-    bound = state.lower_bound if state.has_gap else state.bottleneck
     tracker = LoadTracker(state.clusters, state.machine, assignment)
+    worst = tracker.bottleneck()  # filled and shortened cuts differ by rounding
+    status: Literal["optimal", "feasible"] = "feasible" if state.has_gap else "optimal"
+    bound = min(state.lower_bound, worst) if state.has_gap else worst
     return Partition(
         stage_of=state.clusters.stage_by_node(assignment),
-        bottleneck=float(state.bottleneck),
+        bottleneck=float(worst),
         lower_bound=float(bound),
         status=status,
         method=state.method,

@@ -73,6 +73,7 @@ def plan_of(
     *,
     unforced: float | None = None,
     considered: Considered | None = None,
+    samples: int | None = None,
 ) -> Plan:
     """Return the draft as a Plan. `unforced` is the bottleneck in seconds without the user's constraints on the cut."""
     partition, lines = draft.partition, node_lines(graph)
@@ -96,6 +97,7 @@ def plan_of(
         recompute=partition.recompute if options.checkpoint == "auto" else (),
         considered=considered,
         step=draft.step,
+        samples=samples,
     )
 
 

@@ -115,7 +115,7 @@ def planned(
 ) -> Planned:
     """Return the draft as a plan. `problem` has no constraints of the user: its bottleneck shows what those cost."""
     unforced = bottleneck_without_constraints(graph, problem, draft.partition, options) if options.steering else None
-    plan = plan_of(graph, draft, costs.model, options, unforced=unforced, considered=considered)
+    plan = plan_of(graph, draft, costs.model, options, unforced=unforced, considered=considered, samples=samples)
     return Planned(plan, draft.problem, samples)
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipecompile.ir.plan import Plan, StageSummary, StepSummary
 from pipecompile.ir.timeline import Timeline
-from pipecompile.ir.units import BYTES, COUNT, FLOPS, SECONDS, fit, written
+from pipecompile.ir.units import BYTES, COUNT, FLOPS, SECONDS, counted, fit, written
 
 __all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table", "step_gap"]
 
@@ -104,8 +104,9 @@ def _seconds(stage: StageSummary) -> float:
 
 def _title(plan: Plan) -> Text:
     devices = len(set(plan.placement))
+    size = "" if plan.samples is None else f" of {counted(plan.samples, 'sample')}"
     return Text(f"{plan.n_stages} stage{'s' * (plan.n_stages != 1)} on {devices} device{'s' * (devices != 1)}, "
-                f"cut by {plan.method}, {plan.cost} costs, per micro-batch")  # fmt: skip
+                f"cut by {plan.method}, {plan.cost} costs, per micro-batch{size}")  # fmt: skip
 
 
 def stage_caption(plan: Plan, predicted: Timeline | None) -> Text:

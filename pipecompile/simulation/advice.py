@@ -5,7 +5,8 @@
     launching: 0.1 of its time less, and the step is 4.0% shorter       where one thread launches for all devices
 
 Only a stage or link on the critical path can shorten the step, and by at most its time on that path. So few simulations suffice:
-those of the places with the most time on the path.
+those of the places with the most time on the path. Where copies to several devices share an engine (`engines="device"`), a faster place
+can change the order of copies, for better or worse: then all places are simulated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule, place
 from pipecompile.ir.input_checks import whole
 from pipecompile.ir.shown_value import shown
-from pipecompile.simulation.costs import CostOptions
+from pipecompile.simulation.costs import CostOptions, Engines
 from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.simulator import build_tasks, run_to_end
@@ -56,7 +57,11 @@ class Advice:
             text = f"stage {self.place}"
         else:
             text = "launching" if isinstance(self.place, str) else "link {} -> {}".format(*map(place, self.place))
-        text = f"{text}: {self.faster:.3g} of its time less, and the step is {self.saved / self.makespan:.1%} shorter"
+        share, way = (
+            abs(self.saved / self.makespan) if self.makespan else 0.0,
+            "shorter" if self.saved >= 0 else "longer",
+        )
+        text = f"{text}: {self.faster:.3g} of its time less, and the step is {share:.1%} {way}"
         hint = "; cuda_graphs=True, larger micro-batches or a process per device launch faster"
         return text + hint * (self.place == HOST_PLACE)
 
@@ -70,13 +75,8 @@ def advise(
     `faster` is the share of its time that an improved stage or link saves; `costs` are those of `simulate`. Raises the errors of
     `simulate`, and InputError if `faster` is not a share.
     """
+    _check_share(faster)
     most = whole("most", most)
-    if not (isinstance(faster, Real) and 0 < faster <= 1):
-        raise InputError(
-            f"faster={shown(faster)} is not a share of a time",
-            why="a share is above 0 and at most 1",
-            hint="faster=0.1 for ten percent",
-        )
     tasks, checked = build_tasks(subject, **costs)
     times = run_to_end(subject, tasks, checked)
     seconds = _seconds_on_path(tasks, critical_path(tasks, times))
@@ -84,12 +84,36 @@ def advise(
     if tasks.issued:
         saved = times.makespan - walk(_scaled(tasks, HOST_PLACE, 1 - faster), checked.engines).makespan
         advices.append(Advice(HOST_PLACE, faster, saved, max(end for _, end in tasks.issued), times.makespan))
-    for where, critical in seconds.most_common(_MAX_SIMULATED):
-        if len(advices) >= most and faster * critical <= sorted(advice.saved for advice in advices)[-most]:
+    if is_reordered := checked.engines is Engines.DEVICE:
+        seconds.update(dict.fromkeys(_places(tasks), 0))
+    for where, critical in seconds.most_common(None if is_reordered else _MAX_SIMULATED):
+        if (
+            not is_reordered
+            and len(advices) >= most
+            and faster * critical <= sorted(advice.saved for advice in advices)[-most]
+        ):
             break
         saved = times.makespan - walk(_scaled(tasks, where, 1 - faster), checked.engines).makespan
         advices.append(Advice(where, faster, saved, critical, times.makespan))
     return tuple(sorted(advices, key=lambda advice: -advice.saved)[:most])
+
+
+def _check_share(faster: float) -> None:
+    """Raise InputError for what is no share of a time."""
+    if not (isinstance(faster, Real) and 0 < faster <= 1):
+        raise InputError(
+            f"faster={shown(faster)} is not a share of a time",
+            why="a share is above 0 and at most 1",
+            hint="faster=0.1 for ten percent",
+        )
+
+
+def _places(tasks: TaskGraph) -> set[Place]:
+    """Return the stages and links that take time."""
+    stages: set[Place] = {
+        a.stage for a, seconds in zip(tasks.actions, tasks.seconds, strict=True) if a is not None and seconds
+    }
+    return stages | {link for link, seconds in zip(tasks.links, tasks.delays, strict=True) if seconds}
 
 
 def _seconds_on_path(tasks: TaskGraph, path: list[int]) -> Counter[Place]:

@@ -127,7 +127,7 @@ def test_plan_prints_the_table_and_writes_the_files(cli, models):
 
 @pytest.mark.usefixtures("models")
 def test_plan_of_a_cluster_shows_its_layouts(cli):
-    outcome = cli("plan", *SMALL, "--cluster", "4xh100", "--optimizer", "sgd")
+    outcome = cli("plan", *SMALL, "--cluster", "4xh100", "--optimizer", "sgd", "--no-progress")
     assert outcome.code == 0
     assert "12 samples a step on 1 x 4 h100" in outcome.out
     assert "pc.compile(model, " in outcome.out

@@ -46,33 +46,33 @@ def test_a_request_counts_micro_batches_and_the_samples_of_the_first() -> None:
 
 
 def test_without_a_decision_the_graph_is_cut(graph: TracedGraph) -> None:
-    assert Decision().on(graph, 2) is None
+    assert Decision().on(graph, 2, ()) is None
 
 
 def test_the_users_plan_is_taken_as_it_is(graph: TracedGraph) -> None:
     plan = plan_of(graph)
-    planned = Decision(plan).on(graph, 2)
+    planned = Decision(plan).on(graph, 2, plan.devices)
     assert planned == Planned(plan, None, 2, None)
 
 
 def test_the_users_plan_must_be_a_legal_plan_of_this_graph(graph: TracedGraph) -> None:
     plan = plan_of(graph)
     with pytest.raises(pc.PlanError, match="for another graph"):
-        Decision(plan).on(traced(layers(3)), 2)
+        Decision(plan).on(traced(layers(3)), 2, plan.devices)
     with pytest.raises(pc.PlanError, match="does not cover the graph"):
-        Decision(replace(plan, stage_of={"_0": 0})).on(graph, 2)
+        Decision(replace(plan, stage_of={"_0": 0})).on(graph, 2, plan.devices)
     with pytest.raises(pc.VerifyError):
-        Decision(replace(plan, stage_of=plan.stage_of | {"_0": 1, "_1": 0})).on(graph, 2)
+        Decision(replace(plan, stage_of=plan.stage_of | {"_0": 1, "_1": 0})).on(graph, 2, plan.devices)
 
 
 def test_a_cut_is_carried_over_to_a_graph_that_is_alike(graph: TracedGraph) -> None:
     plan = plan_of(graph)
     decision = Decision(plan, None, Cut.of(graph, plan.stage_of, 2))
-    assert decision.on(graph, 3) == Planned(plan, None, 3, plan.stage_of)
-    shorter = decision.on(traced(layers(3)), 3)
+    assert decision.on(graph, 3, plan.devices) == Planned(plan, None, 3, plan.stage_of)
+    shorter = decision.on(traced(layers(3)), 3, plan.devices)
     assert shorter is not None
     assert shorter.stage_of == {"_0": 0, "_1": 0, "_2": 1}
-    assert decision.on(traced(nn.Sequential(OrderedDict(a=nn.Tanh(), b=nn.ReLU()))), 3) is None
+    assert decision.on(traced(nn.Sequential(OrderedDict(a=nn.Tanh(), b=nn.ReLU()))), 3, plan.devices) is None
 
 
 def test_the_first_plan_and_the_first_cut_are_kept(graph: TracedGraph) -> None:

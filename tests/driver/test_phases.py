@@ -107,7 +107,7 @@ def test_a_plan_for_another_number_of_devices_is_refused() -> None:
     planner, _ = compiled(layers(4))
     v = compiled(layers(4), n_stages=2, devices=["cpu"], schedule="interleaved")
     assert v[0].stage_devices == (torch.device("cpu"),) * 2
-    with pytest.raises(pc.PlanError, match="the plan is for 2 devices, there are 1"):
+    with pytest.raises(pc.PlanError, match="the plan is for 2 devices, compile has 1"):
         compiled(layers(4), devices=["cpu"], schedule="interleaved", decision=Decision(planner.plan))
 
 

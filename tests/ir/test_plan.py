@@ -50,6 +50,8 @@ def test_a_plan_serves_other_batches_and_other_weights(tmp_path: Path) -> None:
     pipe = compiled(other, plan=str(tmp_path / "plan.json"))
     x = torch.randn(6, 3, 32, 32)
     assert pipe.step(x).item() == pytest.approx(mean_loss(other, x), rel=1e-5)
+    assert pipe.plan.samples == 2
+    assert "per micro-batch of 2 samples" in str(pipe)  # of the plan, not of the step
 
 
 class Net(nn.Module):
@@ -143,3 +145,13 @@ def test_a_damaged_plan_is_refused_when_it_is_read(key: str, change: Callable[[A
     data[key] = change(data[key])
     with pytest.raises(pc.PlanError, match=f"the plan is damaged: n_stages is 3.*\n.*{message}"):
         pc.Plan.from_json(json.dumps(data))
+
+
+def test_a_plan_of_other_devices_names_those_that_run_it() -> None:
+    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 4))
+    plan = compiled(model).plan
+    elsewhere = plan.on([f"cuda:{number}" for number in range(len(plan.devices))])
+    assert [stage.device for stage in elsewhere.stages] == [elsewhere.devices[device] for device in plan.placement]
+    assert elsewhere.on(plan.devices) == plan
+    assert plan.on(["cpu"] * 9) is plan
+    assert compiled(model, plan=elsewhere).plan == plan

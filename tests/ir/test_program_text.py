@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_strategies import programs, wild_programs
 
-from pipecompile.errors import ScheduleError
+from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Program
 from pipecompile.ir.program_text import parse_program
 from pipecompile.passes import lower
@@ -127,3 +127,9 @@ def test_damaged_text_is_refused_or_read_as_what_it_says(start: int, length: int
     except ScheduleError:
         return
     assert parse_program(str(program)) == program
+
+
+@pytest.mark.parametrize("text", [None, b"program: 1 stages on devices 0, 1 micro-batches", 3])
+def test_what_is_no_text_is_refused(text: object) -> None:
+    with pytest.raises(InputError, match="is no text of a program"):
+        parse_program(text)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from partitioners.oracle import brute_force, degenerate_problems, dense_blocks, 
 
 import pipecompile.partitioners
 from pipecompile.errors import InfeasibleError, InputError, VerifyError
-from pipecompile.partitioners import Node, Partition, Problem, Tensor, partition, solver
+from pipecompile.partitioners import Node, Partition, Problem, Tensor, partition, solver, stage_loads
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.solver import trivial_lower_bound
@@ -208,3 +208,14 @@ def test_moves_after_the_search_take_what_is_left_of_the_limit(monkeypatch):
     partition(problem, 3, time_limit=1e-3)
     partition(problem, 3, time_limit=60.0)
     assert ends[0] <= solver.LEAST_PATH_SECONDS < ends[1] <= solver.PATH_SECONDS
+
+
+def test_the_bottleneck_is_that_of_the_cut_to_the_last_bit():
+    times = {"n0": 0.0, "n1": 0.9802743412342171, "n2": 7.3e-10, "n3": 0.9299897215453305, "n4": 376148697.9454895}
+    problem = Problem(
+        tuple(Node(name, time) for name, time in times.items()), (("n4", "n0"), ("n4", "n3"), ("n4", "n1"), ("n3", "n1")),
+        (Tensor("n4", ("n0", "n3", "n1"), 0.2),), apart=(("n1", "n2"),), placement=(1, 0, 1), multicast=False,
+    )  # fmt: skip
+    found = partition(problem, 3)
+    assert found.bottleneck == max(load.load for load in stage_loads(problem, found.stage_of, 3))
+    assert found.lower_bound <= found.bottleneck

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from program_strategies import catalogue_schedules
 
 from pipecompile.errors import InputError
-from pipecompile.ir import Schedule
+from pipecompile.ir import Route, Schedule
 from pipecompile.schedules import build_schedule
-from pipecompile.simulation.advice import advise
+from pipecompile.simulation.advice import Advice, advise
 from pipecompile.simulation.simulator import simulate
 
 
@@ -55,3 +55,23 @@ def test_what_is_promised_is_what_a_simulation_of_the_improved_costs_gives(
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match=r"faster=1.5 is not a share of a time\n  why .*\n  try    faster=0.1"):
         advise(build_schedule("gpipe", 2, 2), faster=1.5)
+
+
+def test_where_copies_share_an_engine_a_place_off_the_critical_path_may_shorten_the_step() -> None:
+    routes = (Route("a", 0, (1, 3)), Route("b", 1, (2,)), Route("c", 2, (3,)))
+    schedule = build_schedule("1f1b", 4, 3, routes=routes)
+    costs = {
+        "forward": [5, 4, 1, 1],
+        "backward": [3, 5, 1, 1],
+        "transfer": {"a": 1, "b": 4, "c": 1},
+        "engines": "device",
+    }
+    found = {a.place: a for a in advise(schedule, routes=routes, faster=0.5, most=20, **costs)}
+    assert (found[3].critical, found[3].saved) == (0.0, 4.0)
+    faster = costs | {"forward": [5, 4, 1, 0.5], "backward": [3, 5, 1, 0.5]}
+    saved = simulate(schedule, routes=routes, **costs).makespan - simulate(schedule, routes=routes, **faster).makespan
+    assert saved == found[3].saved
+
+
+def test_a_step_that_becomes_longer_is_called_longer() -> None:
+    assert str(Advice(1, 0.1, -2.0, 1.0, 8.0)).endswith("the step is 25.0% longer")

@@ -21,7 +21,7 @@ from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.strategy import candidate_orders
 from pipecompile.partitioners.ilp.consumer_counts import ConsumerCounts
 from pipecompile.partitioners.ilp.memory_rows import MemoryRows
-from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip
+from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip, OutOfTimeError
 from pipecompile.partitioners.ilp.step_variables import StepVariables
 from pipecompile.partitioners.ilp.traffic_rows import TrafficRows
 from pipecompile.partitioners.machine import Machine
@@ -60,9 +60,7 @@ def find_fitting_cut(clusters: Clusters, machine: Machine, deadline: float) -> l
     if best is not None and _fits(memory_problem, machine, best):
         return best
     if best is None or bound <= TOLERANCE * min(machine.memory_limit):
-        raise PartitionError(f"no cut into {_stages_text(machine)} that fits in memory was found within the time limit",
-                             why="nor is it proven that none exists",
-                             hint="a larger time_limit, or a larger memory_limit")  # fmt: skip
+        raise _undecided(memory_problem, machine, best, deadline)
     raise _infeasible(memory_problem, machine, best, bound, last)
 
 
@@ -146,7 +144,10 @@ def _minimise_excess(
     windows = compute_windows(clusters, machine.with_extra_memory(most), inf, deadline)
     if windows.is_empty:
         return best, bound
-    steps, excess = _excess_model(clusters, machine, windows, (bound, most), unit, max_limit)
+    try:
+        steps, excess = _excess_model(clusters, machine, windows, (bound, most), unit, max_limit, deadline)
+    except OutOfTimeError:
+        return best, bound
     result = steps.mip.minimise(excess, deadline - monotonic())
     if result.values is not None:
         cut = steps.assignment(result.values)
@@ -158,10 +159,10 @@ def _minimise_excess(
 
 def _excess_model(
     clusters: Clusters, machine: Machine, windows: StageWindows, bounds: tuple[float, float], unit: float,
-    max_limit: float,
+    max_limit: float, deadline: float,
 ) -> tuple[StepVariables, LinearExpr]:  # fmt: skip
     """Return the step variables of the program, and the excess to minimise, in `unit` bytes."""
-    mip = Mip()
+    mip = Mip(deadline)
     steps = StepVariables(mip, windows.earliest.tolist(), windows.latest.tolist())
     boundaries = range(-1, len(machine))
     steps.add_monotonicity(range(len(clusters)), boundaries)
@@ -184,6 +185,21 @@ def _total_memory(clusters: Clusters, machine: Machine) -> float:
 
 
 # -- the message ----------------------------------------------------------------------------------------------------
+
+
+def _undecided(clusters: Clusters, machine: Machine, best: Sequence[int] | None, deadline: float) -> PartitionError:
+    """Return the error of a search that finds neither a cut that fits nor the proof that there is none."""
+    what = f"no cut into {_stages_text(machine)} that fits in memory was found"
+    if best is None or monotonic() >= deadline:
+        return PartitionError(f"{what} within the time limit", why="nor is it proven that none exists",
+                              hint="a larger time_limit, or a larger memory_limit")  # fmt: skip
+    excess = _excess(clusters, machine, best)
+    limits = [_number(limit + excess) for limit in machine.memory_limit]
+    listed = limits[0] if len(set(limits)) == 1 else f"({', '.join(limits)})"
+    return PartitionError(
+        what, why=f"the best exceeds its limit by {memory_text(excess)}, so few that rounding hides whether another fits",
+        hint=f"memory_limit={listed}",
+    )  # fmt: skip
 
 
 def _infeasible(

@@ -34,10 +34,17 @@ class PartitionModel:
 
 
 def build_model(
-    clusters: Clusters, machine: Machine, windows: StageWindows, target: float, bound: float = 0.0
+    clusters: Clusters,
+    machine: Machine,
+    windows: StageWindows,
+    target: float,
+    bound: float = 0.0,
+    deadline: float = inf,
 ) -> PartitionModel:
-    """Return the program of all stages. `bound` is a proven lower bound of the bottleneck, in seconds."""
-    mip = Mip()
+    """Return the program of all stages. `bound` is a proven lower bound of the bottleneck, in seconds. Raise OutOfTimeError at the
+    deadline.
+    """
+    mip = Mip(deadline)
     bottleneck = mip.add_variable(min(bound / target, 1.0), 1.0)
     steps = StepVariables(mip, windows.earliest.tolist(), windows.latest.tolist())
     boundaries = range(-1, len(machine))

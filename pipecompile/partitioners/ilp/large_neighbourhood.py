@@ -19,6 +19,7 @@ from pipecompile.partitioners.bounds.separations import contract
 from pipecompile.partitioners.bounds.stage_windows import compute_windows
 from pipecompile.partitioners.clusters import merge
 from pipecompile.partitioners.ilp.formulation import build_model
+from pipecompile.partitioners.ilp.solver_backend import OutOfTimeError
 from pipecompile.partitioners.incumbent import SolverState
 from pipecompile.partitioners.objective import LoadTracker
 
@@ -64,7 +65,10 @@ def _reassign(state: SolverState, first: int, last: int, deadline: float) -> boo
     windows.propagate()
     if windows.is_empty:
         return False
-    model = build_model(merged, state.machine, windows, state.target)
+    try:
+        model = build_model(merged, state.machine, windows, state.target, deadline=deadline)
+    except OutOfTimeError:
+        return False
     result = model.mip.minimise(model.bottleneck, min(SECONDS, deadline - monotonic()))
     improved = result.values is not None and state.offer(model.steps.assignment(result.values), merged, "ilp")
     if result.is_interrupted:

@@ -11,26 +11,33 @@ easy problem is spent in building the model.
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import pulp
 from numpy.typing import NDArray
 
-__all__ = ["LinearExpr", "Mip", "MipCallback", "MipResult"]
+from pipecompile.partitioners.ilp.deferred_interrupt import deferred_interrupt
+
+__all__ = ["LinearExpr", "Mip", "MipCallback", "MipResult", "OutOfTimeError"]
 
 MipCallback = Callable[[float, float], None]
 """Called repeatedly while a program is solved, with (objective of the incumbent, proven lower bound)."""
 
 EPSILON = 1e-9
 """Tolerance for the violation of a row without variables."""
+
+ROWS_PER_CHECK = 500
+"""Rows between two looks at the clock, a hundredth of a second."""
+
+
+class OutOfTimeError(Exception):
+    """The deadline has passed before all rows of a program were there."""
 
 
 class LinearExpr:
@@ -84,9 +91,13 @@ class MipResult:
 
 
 class Mip:
-    """A mixed-integer program: columns (variables with bounds) and rows (constraints left >= right)."""
+    """A mixed-integer program: columns (variables with bounds) and rows (constraints left >= right).
 
-    def __init__(self) -> None:
+    Rows that are added after the deadline raise OutOfTimeError: a large program takes seconds to be written.
+    """
+
+    def __init__(self, deadline: float = inf) -> None:
+        self.deadline, self._calls = deadline, 0
         self.lower: list[float] = []
         self.upper: list[float] = []
         self.integer: list[bool] = []
@@ -102,6 +113,9 @@ class Mip:
 
     def add_row(self, left: LinearExpr | float, right: LinearExpr | float = 0.0) -> None:
         """Add the row left >= right unless its bounds imply it. A row that cannot hold is kept: the solver reports it."""
+        self._calls += 1
+        if not self._calls % ROWS_PER_CHECK and monotonic() > self.deadline:
+            raise OutOfTimeError
         row = LinearExpr().add(left).add(right, -1.0)
         least = row.constant + sum(x * (self.lower if x > 0 else self.upper)[c] for c, x in row.terms.items())
         if least < -EPSILON if not row.terms else least < 0:
@@ -140,7 +154,7 @@ class Mip:
         Ctrl-C ends the solver: its incumbent is returned with `is_interrupted`. Without an incumbent, raise KeyboardInterrupt.
         """
         run = self._highs if find_spec("highspy") is not None else self._cbc
-        with _deferred_interrupt() as interrupts:
+        with deferred_interrupt() as interrupts:
             result = run(objective, max(seconds, 0.01), gap, callback, interrupts)
         if interrupts and result.values is None:
             raise KeyboardInterrupt
@@ -151,7 +165,7 @@ class Mip:
         infinite if time is over.
         """
         run = self._highs_relaxed if find_spec("highspy") is not None else self._cbc_relaxed
-        with _deferred_interrupt() as interrupts:
+        with deferred_interrupt() as interrupts:
             bounds = run(objectives, max(seconds, 0.01))
         if interrupts:
             raise KeyboardInterrupt
@@ -278,17 +292,3 @@ def _set_objective(solver: Any, objective: LinearExpr) -> None:
 def _bound_of(objective: LinearExpr, values: NDArray[np.float64] | None, *, is_optimal: bool) -> float:
     """Return the objective of a solution as its bound if it is optimal, else minus infinity."""
     return objective.evaluate(values) if is_optimal and values is not None else -inf
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[list[bool]]:
-    """Record Ctrl-C in a list instead of raising it inside the solver, which cannot raise it. Only in the main thread."""
-    interrupts: list[bool] = []
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield interrupts
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: interrupts.append(True))
-    try:
-        yield interrupts
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -29,7 +29,7 @@ from pipecompile.partitioners.ilp.greedy_fill import fill_stages
 from pipecompile.partitioners.ilp.large_neighbourhood import improve_by_neighbourhoods
 from pipecompile.partitioners.ilp.one_stage import SOLVER_TOLERANCE
 from pipecompile.partitioners.ilp.shared_capacity import capacity_bound
-from pipecompile.partitioners.ilp.solver_backend import LinearExpr
+from pipecompile.partitioners.ilp.solver_backend import LinearExpr, OutOfTimeError
 from pipecompile.partitioners.incumbent import SolverState
 from pipecompile.partitioners.objective import LoadTracker, fits
 
@@ -193,7 +193,10 @@ def _solve_program(state: SolverState, attempt: Attempt, seconds: float) -> None
     """Run the integer program below a target: offer its solution and raise the bound."""
     state.enter("program")
     clusters, machine, target, end = attempt.clusters, state.machine, attempt.target, monotonic() + seconds
-    model = build_model(clusters, machine, attempt.windows, target, state.lower_bound)
+    try:
+        model = build_model(clusters, machine, attempt.windows, target, state.lower_bound, end)
+    except OutOfTimeError:
+        return
     while True:
         callback = lambda value, bound: state.report(value * target, bound * target)  # noqa: E731
         near = max(SOLVER_GAP, state.tolerance / 4)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
 from pipecompile.errors import InfeasibleError, PartitionError
-from pipecompile.partitioners import Node, Problem, partition
+from pipecompile.partitioners import Node, Problem, Shared, partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.ilp import feasibility
 from pipecompile.partitioners.ilp.feasibility import find_fitting_cut
@@ -124,3 +124,10 @@ def test_a_small_problem_is_searched_to_its_end(cuts):
     with pytest.raises(InfeasibleError, match="n_stages="):
         find_fitting_cut(coarsen(problem), Machine.of(problem, 8), monotonic() - 1.0)
     assert 5 < cuts.count(8) < 120
+
+
+def test_bytes_within_the_rounding_of_the_solver_are_told_with_the_limit_that_fits():
+    problem = Problem((Node("a", bytes=1e9),), shared=(Shared(("a",), 5.0),), memory_limit=1e9 + 2)
+    with pytest.raises(PartitionError, match=r"exceeds its limit by 3 bytes(.|\n)*memory_limit=1000000005$"):
+        partition(problem, 1)
+    assert partition(replace(problem, memory_limit=1e9 + 5), 1).status == "optimal"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
+from time import monotonic
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.bounds.stage_windows import compute_windows
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.ilp.formulation import build_model
+from pipecompile.partitioners.ilp.solver_backend import OutOfTimeError
 from pipecompile.partitioners.machine import Machine
 
 
@@ -51,3 +54,11 @@ def test_the_program_has_the_optimum(case) -> None:
     best, _ = brute_force(*case)
     if 0.0 < best < inf:
         assert solved(*case, best * 1.5)[1] == pytest.approx(best, rel=1e-5)
+
+
+def test_a_program_is_given_up_at_the_deadline() -> None:
+    names = [f"v{i}" for i in range(100)]
+    problem = Problem(tuple(Node(name, 1.0) for name in names), tuple(pairwise(names)))
+    clusters, machine = coarsen(problem), Machine.of(problem, 8)
+    with pytest.raises(OutOfTimeError):
+        build_model(clusters, machine, compute_windows(clusters, machine, 50.0), 50.0, deadline=monotonic())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from math import inf
+from time import monotonic
 
 import pytest
 
 from pipecompile.partitioners.ilp import solver_backend as module
-from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip
+from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip, OutOfTimeError
 
 
 @pytest.fixture(params=["HiGHS", "CBC"])
@@ -96,18 +95,14 @@ def test_the_callback_is_called_and_the_time_limit_is_kept():
     assert not outcome.is_optimal
 
 
-def test_ctrl_c_keeps_the_incumbent():
-    mip, off = hard()
-    pressed: list[float] = []
-    before = signal.getsignal(signal.SIGINT)
+def write_rows(mip: Mip) -> None:
+    x = mip.add_variable(0.0, 9.0)
+    for _ in range(module.ROWS_PER_CHECK):
+        mip.add_row(x, 1.0)
 
-    def press(value: float, _bound: float) -> None:
-        """Press Ctrl-C at the first incumbent."""
-        if value < inf and not pressed:
-            pressed.append(value)
-            os.kill(os.getpid(), signal.SIGINT)
 
-    outcome = mip.minimise(off, 60.0, callback=press)
-    assert outcome.is_interrupted
-    assert outcome.values is not None
-    assert signal.getsignal(signal.SIGINT) is before
+def test_a_program_that_is_not_written_by_the_deadline_is_given_up():
+    mip = Mip(deadline=monotonic())
+    with pytest.raises(OutOfTimeError):
+        write_rows(mip)
+    assert mip.n_rows < module.ROWS_PER_CHECK

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -35,3 +37,24 @@ def test_other_modes_are_refused() -> None:
         sets("except_last", 1)
     with pytest.raises(ScheduleError, match=r"checkpoint=\[True\] is not known"):
         sets([True], 1)
+
+
+def test_auto_tries_the_stages_with_which_one_micro_batch_holds_the_least() -> None:
+    """0F 1F 1B 0R 0B holds 5 bytes without the recomputation of stage 1, and 1 + 5 with it."""
+    work = replace(unit_workload((0, 0)), saved=(4.0, 5.0), recipe=(0.0, 1.0), recompute=(2.0, 1.0))
+    assert (True, False) in list(recompute_flag_sets(work, (5.5,), "auto"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_choice_holds_less_with_one_micro_batch(seed: int) -> None:
+    draw = random.Random(seed)
+    saved, recipe = [tuple(float(draw.randint(0, most)) for _ in range(4)) for most in (9, 3)]
+    work = replace(unit_workload((0,) * 4), saved=saved, recipe=recipe)
+
+    def peak(flags: tuple[bool, ...]) -> float:
+        kept = [r if flag else s for s, r, flag in zip(saved, recipe, flags, strict=True)]
+        restored = [sum(kept[: t + 1]) + saved[t] for t, flag in enumerate(flags) if flag]
+        return max(sum(kept), *restored, 0.0)
+
+    tried = list(recompute_flag_sets(work, (0.0,), "auto"))
+    assert min(map(peak, tried)) == min(map(peak, itertools.product((False, True), repeat=4)))
