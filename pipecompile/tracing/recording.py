@@ -247,6 +247,7 @@ class Recorder(CallRecorder):
                 output = self.model(*args, **kwargs)
                 self._record_leftovers(inputs)
             graph = assemble_graph(self, inputs, output)
+            self.twins.release()
             reads = RecordedReads(self.model, self.reads, self.leftovers.written, others=given, asked=self.asked)
             graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at)
             return graph
