@@ -162,7 +162,7 @@ class OpaquePieces:
         1  the inputs as they are
         2  another batch size and changed data, or as much of it as the model accepts
         3  a third batch size, if run 2 had a second: sizes that fit two batches may do so by chance
-        4  wild data, if there are opaque pieces
+        4  wild data, if there are opaque pieces; if functions are, of sizes that the data may decide, also other integers
         5  other draws, a few times, if a piece draws random numbers
         """
         size = self.inputs.samples
@@ -183,6 +183,7 @@ class OpaquePieces:
         if reasons:
             has_functions = any(piece.is_function for piece in reasons)
             add_run(_WILD_SAMPLES if has_two_sizes and has_functions else size, DataChange.WILD)
+            any([add_run(other, DataChange.DRAWN) for other in sizes[:3] if has_functions])
         for run in self._other_draws(runs[0], size):
             runs.append(run)
             sizes.append(size)
@@ -230,7 +231,8 @@ class OpaquePieces:
 
     def _variations(self, size: int | None) -> Iterator[tuple[int | None, DataChange]]:
         """Yield batch size and change of data for the second run, the most informative first."""
-        others = [] if self.is_batch_fixed or size is None else [size - 1 if size > 1 else 2]
+        fewer = [] if size is None or size < 2 else [size - 1]
+        others = [] if self.is_batch_fixed or size is None else [*fewer, size + 1]  # BatchNorm refuses a single sample
         for other in (*others, size):
             yield other, DataChange.LIKELY
             yield other, DataChange.NONE
@@ -260,7 +262,7 @@ class OpaquePieces:
 
 def _third_size(size: int | None, other: int | None) -> int:
     """Return a batch size in samples that is neither of the two."""
-    return next(third for third in (2, 3, 1) if third not in (size, other))
+    return next(third for third in (2, 3, 4) if third not in (size, other))
 
 
 def _reason_text(fault: TraceError) -> str:
