@@ -178,12 +178,9 @@ class OpaquePieces:
             return True
 
         any(add_run(other, change) for other, change in self._variations(size))
-        if has_two_sizes := len(set(sizes)) > 1:
-            add_run(_third_size(*sizes), DataChange.LIKELY)
-        if reasons:
-            has_functions = any(piece.is_function for piece in reasons)
-            add_run(_WILD_SAMPLES if has_two_sizes and has_functions else size, DataChange.WILD)
-            any([add_run(other, DataChange.DRAWN) for other in sizes[:3] if has_functions])
+        has_two_sizes = len(set(sizes)) > 1
+        for other, change in _further_runs(reasons, [*sizes]):
+            add_run(other, change)
         for run in self._other_draws(runs[0], size):
             runs.append(run)
             sizes.append(size)
@@ -258,6 +255,19 @@ class OpaquePieces:
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
         with torch.set_grad_enabled(self.has_grad):
             return run_trial(self.model, args, kwargs, pieces, reseed=seed)
+
+
+def _further_runs(pieces: Iterable[Piece], sizes: list[int | None]) -> Iterator[tuple[int | None, DataChange]]:
+    """Yield batch size and change of data for the runs after the first, or the first two of different `sizes`."""
+    pieces, has_two = tuple(pieces), len(set(sizes)) > 1
+    if has_two:
+        sizes.append(_third_size(*sizes))
+        yield sizes[-1], DataChange.LIKELY
+    has_functions = any(piece.is_function for piece in pieces)
+    if pieces:
+        yield _WILD_SAMPLES if has_two and has_functions else sizes[0], DataChange.WILD
+    for other in dict.fromkeys(sizes) if has_functions else ():
+        yield other, DataChange.DRAWN
 
 
 def _third_size(size: int | None, other: int | None) -> int:
