@@ -27,6 +27,7 @@ from pipecompile.tracing.trace_errors import (
     beside_kept,
     eager_failure,
     needs_values,
+    through_kept,
 )
 
 __all__ = ["OpaquePieces", "OpaqueReason"]
@@ -80,6 +81,7 @@ class OpaquePieces:
         """Make one more piece opaque, because a recording failed with `error`. Raise TraceError if no piece is left."""
         fault = as_trace_error(error, self.model)
         cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
+        fault = through_kept(fault, cause, [piece.name for piece in self.reasons if not piece.line])
         is_incurable = fault.code in _INCURABLE and not isinstance(fault, GradientStateError)
         if is_incurable or not isinstance(cause, Exception):
             raise fault from cause
