@@ -9,7 +9,7 @@ from types import FrameType
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from pipecompile.errors import TraceError, described, text_of
+from pipecompile.errors import CODES, TraceError, described, text_of
 from pipecompile.torch_private.modes import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -71,7 +71,8 @@ def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
     called = _last_call(error)
     if needs_values(error):
         code = "PC103" if isinstance(error, DynamicOutputShapeException) else _by_call(called)
-        return TraceError(code=code, where=raiser(error))
+        hint = "" if model.training else f"{CODES[code].hint}; or, to evaluate, the model itself: pipe.model(x)"
+        return TraceError(code=code, where=raiser(error), hint=hint)
     if called in _READS_MEMORY:
         return TraceError(code="PC104", where=raiser(error))
     raised = described(error)

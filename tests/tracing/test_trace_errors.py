@@ -121,3 +121,16 @@ def test_a_gradient_through_a_part_that_is_kept_whole():
         TraceError, match=r"(?s)PC110.*a gradient goes through.*in_two_statements.*part.*: the gradients"
     ):
         trace(with_part(in_two_statements), x)
+
+
+def test_a_model_that_exits_early_in_evaluation_is_told_of_the_model_itself():
+    def exits(m, x):
+        for _ in range(2):
+            x = m.a(x)
+            if not m.training and x.max() > 0.5:
+                return x
+        return x
+
+    trace(Body(exits), torch.randn(3, 4))
+    with pytest.raises(TraceError, match=r"(?s)PC101.*try .*pipe\.model\(x\)"):
+        trace(Body(exits).eval(), torch.randn(3, 4))
