@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from pipecompile.batching.containers import argument_leaves
-from pipecompile.errors import TraceError
+from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.state.snapshot import can_hold, contents_restored, places_of, tensors_of
-from pipecompile.tracing.user_source import caller
+from pipecompile.tracing.user_source import caller, warn
 
 __all__ = ["refusing_changes"]
 
@@ -35,7 +35,10 @@ def refusing_changes(apply: Callable[..., Any], cls: type[torch.autograd.Functio
         versions = _versions(holders, arguments)
         with contents_restored(places_of(*holders, deep=True)) as changed:
             result = apply(*args, **kwargs)
-        if changed or any(version_of(one) != version for one, version in versions):
+        is_written = any(version_of(one) != version for one, version in versions)
+        if is_written and torch.is_grad_enabled():
+            _warn_of_buffers(cls)
+        if changed or is_written:
             raise TraceError(
                 f"cannot trace: {cls.__name__}.apply changes the state of modules or objects",
                 code="PC114",
@@ -46,6 +49,14 @@ def refusing_changes(apply: Callable[..., Any], cls: type[torch.autograd.Functio
         return result
 
     return checked
+
+
+def _warn_of_buffers(cls: type[torch.autograd.Function]) -> None:
+    warn(
+        f"the forward of {cls.__name__}, an autograd function, writes buffers: if its backward writes them too, as reversible blocks and"
+        " checkpoints do, they are written in the order of the schedule, unlike in a loop over micro-batches. Try n_microbatches=1",
+        RecordingWarning,
+    )
 
 
 def _versions(holders: list[Any], arguments: list[Any]) -> list[tuple[torch.Tensor, int]]:
