@@ -83,7 +83,7 @@ def _cost(visit: Visit[NodeKernels], spec: DeviceSpec) -> NodeCost:
 def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[NodeKernels]]:
     """Return the kernels of every compute node, for any device, by one walk on fake tensors."""
     device = _common_device([*state_tensors(graph), *tensors_in(tuple(inputs))])
-    with untouched(graph), _plain_kernels(), FakeTensorMode(), FakeKernels(device):
+    with untouched(graph), _plain_kernels(), FakeTensorMode(allow_non_fake_inputs=True), FakeKernels(device):
         _set_missing_momenta(graph)
         twins = FakeTwins(device)
         twins.replace_in(graph)

@@ -159,9 +159,10 @@ def _tie_kept_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
     """Tie `h.retain_grad()` to what leaves h on the model: another stage would leave a tensor that gets a part of the gradient."""
     for node in nodes:
         if node.op == "call_method" and node.target == "retain_grad":
-            users = node.all_input_nodes[0].users
-            leaving = [user for user in users if value_of(user) is None and user is not node]
-            _tie(ties, [*node.all_input_nodes, node, *leaving], f"{_place(node)} keeps the gradient")
+            value = value_of(node.all_input_nodes[0])
+            same = [one for one in nodes if value_of(one) is value]  # also what operations in place return
+            leaving = [user for one in same for user in one.users if value_of(user) is None and user is not node]
+            _tie(ties, [*same, node, *leaving], f"{_place(node)} keeps the gradient")
 
 
 def differentiated(call: fx.Node, nodes: Sequence[fx.Node]) -> list[fx.Node]:

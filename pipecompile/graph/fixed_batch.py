@@ -69,7 +69,8 @@ def _by_length(value: Any, size: int | None) -> MergeRule:
     """Return the rule without another recording: the first dimension as long as the batch counts as the batch."""
     if not isinstance(value, torch.Tensor):
         return _SAME
-    dim = next((dim for dim, length in enumerate(value.shape) if length == size), None)
+    lengths = [length if isinstance(length, int) else 0 for length in value.shape]  # the data decide the others
+    dim = next((dim for dim, length in enumerate(lengths) if length == size), None)
     return _refused("it has no dimension as long as the batch") if dim is None else MergeRule(MergeKind.JOINED, dim)
 
 

@@ -52,6 +52,7 @@ __all__ = [
     "enter_autocast",
     "exit_autocast",
     "fake_tensor_log_disabled",
+    "forget_real_tensors",
     "has_thread_modes",
     "is_any_autocast_enabled",
     "is_jit_tracing",
@@ -177,3 +178,8 @@ transform_stack: Callable[[], Any] = _functorch.peek_interpreter_stack
 
 is_transformed_tensor: Callable[[torch.Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 """Return True for a tensor that a transform of `torch.func` wraps. 2.11."""
+
+
+def forget_real_tensors(mode: FakeTensorMode) -> None:
+    """Drop the weak references that a mode holds to the tensors it made fakes of: `torch.utils.swap_tensors` refuses tensors with any. 2.11."""
+    mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()

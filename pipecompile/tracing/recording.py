@@ -53,6 +53,7 @@ from pipecompile.tracing.node_facts import NodeFacts, set_facts
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.opaque.retries import record_with_retries
+from pipecompile.tracing.state.filled_arguments import arguments_watched
 from pipecompile.tracing.state.function_state import globals_restored, warn_of_outer_changes
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
@@ -242,11 +243,12 @@ class Recorder(CallRecorder):
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
         try:
             with ExitStack() as stack:
-                for context in self._contexts():
+                for context in (*arguments_watched(self.model, args, kwargs), *self._contexts()):
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
                 self._record_leftovers(inputs)
             graph = assemble_graph(self, inputs, output)
+            self.twins.release()
             reads = RecordedReads(self.model, self.reads, self.leftovers.written, others=given, asked=self.asked)
             graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at)
             return graph

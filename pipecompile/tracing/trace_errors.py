@@ -9,7 +9,7 @@ from types import FrameType
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from pipecompile.errors import TraceError, described, text_of
+from pipecompile.errors import CODES, TraceError, described, text_of
 from pipecompile.torch_private.modes import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -26,6 +26,7 @@ __all__ = [
     "eager_failure",
     "is_unsupported_by_fakes",
     "needs_values",
+    "through_kept",
 ]
 
 _DATA_DEPENDENT = (
@@ -70,7 +71,8 @@ def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
     called = _last_call(error)
     if needs_values(error):
         code = "PC103" if isinstance(error, DynamicOutputShapeException) else _by_call(called)
-        return TraceError(code=code, where=raiser(error))
+        hint = "" if model.training else f"{CODES[code].hint}; or, to evaluate, the model itself: pipe.model(x)"
+        return TraceError(code=code, where=raiser(error), hint=hint)
     if called in _READS_MEMORY:
         return TraceError(code="PC104", where=raiser(error))
     raised = described(error)
@@ -101,6 +103,24 @@ def beside_kept(fault: TraceError, kept: Sequence[str]) -> TraceError:
         "line does not work on tensors without memory",
         hint="return from its forward what code around it reads; or move that code into a submodule of its own, which is kept whole",
     )
+
+
+def through_kept(fault: TraceError, cause: BaseException, kept: Sequence[str]) -> TraceError:
+    """Return `fault`; if a gradient was asked for and pieces are kept whole, that it goes through these: their results have no history."""
+    text = text_of(cause) if isinstance(cause, RuntimeError) else ""
+    if fault.code != "PC199" or not kept or not any(part in text for part in _WITHOUT_HISTORY):
+        return fault
+    return TraceError(
+        "cannot trace: a gradient goes through a part that is kept whole",
+        code="PC110",
+        where=fault.where,
+        why=f"{', '.join(kept)}: the gradients of what it returns are unknown unless it runs",
+        hint="make the call of torch.autograd.grad, and what it differentiates, in a submodule of its own, which is kept whole",
+    )
+
+
+_WITHOUT_HISTORY = ("appears to not have been used in the graph", "does not require grad and does not have a grad_fn")
+"""Parts of the messages of autograd about tensors that do not come from each other."""
 
 
 def _by_call(called: str) -> str:

@@ -23,6 +23,7 @@ from pipecompile.torch_private.autograd_engine import gradient_hook_tables, unho
 from pipecompile.torch_private.modules import parametrizations_uncached
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.filled_arguments import objects_restored
 from pipecompile.tracing.state.function_state import function_restored, globals_restored
 from pipecompile.tracing.state.muted_output import output_muted
 from pipecompile.tracing.state.random_states import (
@@ -127,8 +128,9 @@ def _observed(
     args, kwargs, leaves = call.arguments()
     with undone(call), torch.inference_mode(False), torch.set_grad_enabled(call.with_grad):
         start.restore()
-        output = function(*args, **kwargs)
-        flat, structure = flatten_containers(output)
+        with objects_restored(call.inputs.leaves):
+            output = function(*args, **kwargs)
+            flat, structure = flatten_containers(output)
         owned = {storage_key(t) for t in (*call.model.parameters(), *call.model.buffers()) if t.layout is torch.strided}
         values = {f"output {index}": _kept(value, owned) for index, value in enumerate(flat)}
         values |= {

@@ -278,3 +278,22 @@ class CallsReader(nn.Module):
 
     def forward(self, x):
         return ReadsGradients.apply(self.layer(x))
+
+
+def test_a_custom_function_may_take_a_method_of_a_module() -> None:
+    class Run(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, function, x):  # type: ignore[no-untyped-def]
+            return function(x)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.LayerNorm(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Run.apply(self.inner.forward, x)
+
+    x = torch.randn(2, 4)
+    assert len(pc.explain(Block(), x).kept_whole) == 0
+    pc.compile(nn.Sequential(nn.Linear(4, 4), Block()), 2, example_args=(x,), cost="analytic", devices=["cpu"] * 2)

@@ -19,7 +19,8 @@ from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.draw_order import Draws
 from pipecompile.tracing.guards import executed_code
-from pipecompile.tracing.state import function_state
+from pipecompile.tracing.interception import changing_functions
+from pipecompile.tracing.state import filled_arguments, function_state
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text()
 SILENT = {"evicted", "check_options", "give_delayed", "drop_delayed"}
@@ -71,6 +72,8 @@ def test_each_row_has_a_warning() -> None:
         *texts(hooked_updates),
         *texts(held_hooks),
         *texts(executed_code),
+        *texts(filled_arguments),
+        *texts(changing_functions),
         *texts(function_state),
         *texts(loss_reads),
         *texts(first_values),

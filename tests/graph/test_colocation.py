@@ -151,6 +151,18 @@ def test_a_tensor_whose_gradient_is_kept_is_left_by_the_stage_that_makes_it():
     assert group == ("a", "retain_grad", "keep")
 
 
+def keeps_and_writes(self: Body, x: torch.Tensor) -> torch.Tensor:
+    hidden = self.a(x)
+    hidden.retain_grad()
+    self.hidden = hidden.mul_(2)
+    return self.b(hidden)
+
+
+def test_a_tensor_whose_gradient_is_kept_is_left_by_the_stage_that_makes_it_after_a_write_too():
+    (group,) = compute_ties(trace(Body(keeps_and_writes), torch.randn(2, 4))).groups
+    assert group == ("a", "retain_grad", "mul", "keep")
+
+
 def test_a_copy_separates_an_operation_from_what_it_overwrites():
     assert with_copies(lambda m, x: m.b(m.relu(m.norm(m.a(x))))) == ([], [], [("norm", "relu")])
 

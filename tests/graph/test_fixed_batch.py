@@ -68,3 +68,8 @@ def test_both_recordings_have_the_same_parameters_in_an_experiment() -> None:
     pipe = pc.compile(Weighted(), 1, n_microbatches=2, cost="analytic", devices=["cpu"])
     x = torch.randn(4, 3)
     torch.testing.assert_close(pipe(x), pipe.model(x))
+
+
+def test_lengths_that_the_data_decide_are_not_that_of_the_batch() -> None:
+    graph = pc.trace(Model(lambda rows: rows[0][rows[0] > 0]), torch.randn(2, 3))
+    assert [rule.kind for rule in fixed_rules(graph, None)] == [MergeKind.REFUSED]

@@ -83,3 +83,54 @@ def test_inputs_must_share_a_batch():
         trace(Body(lambda m, x: x), torch.randn(0, 4))
     with pytest.raises(InputError, match="not an nn"):
         trace(len, torch.randn(3))
+
+
+class Decides(nn.Module):
+    """Cannot be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.a(x).tanh() if float(x.detach().sum()) < 1e9 else x
+
+
+def in_one_statement(m, x):
+    x = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(m.part(x).sum(), x, create_graph=True)
+    return m.a(gradient)
+
+
+def in_two_statements(m, x):
+    x = x.detach().requires_grad_()
+    energy = m.part(x).sum()
+    return m.a(torch.autograd.grad(energy, x, create_graph=True)[0])
+
+
+def test_a_gradient_through_a_part_that_is_kept_whole():
+    def with_part(body):
+        model = Body(body)
+        model.part = Decides()
+        model.more = nn.Linear(9, 9)
+        return model
+
+    model, x = with_part(in_one_statement), torch.randn(3, 4)
+    torch.testing.assert_close(trace(model, x)(x), model(x))
+    with pytest.raises(
+        TraceError, match=r"(?s)PC110.*a gradient goes through.*in_two_statements.*part.*: the gradients"
+    ):
+        trace(with_part(in_two_statements), x)
+
+
+def test_a_model_that_exits_early_in_evaluation_is_told_of_the_model_itself():
+    def exits(m, x):
+        for _ in range(2):
+            x = m.a(x)
+            if not m.training and x.max() > 0.5:
+                return x
+        return x
+
+    trace(Body(exits), torch.randn(3, 4))
+    with pytest.raises(TraceError, match=r"(?s)PC101.*try .*pipe\.model\(x\)"):
+        trace(Body(exits).eval(), torch.randn(3, 4))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pipecompile.errors import InputError
+from pipecompile.runtime.cells.kept_gradients import show_gradient
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.tracing.state.change_log import StateHolders
 from pipecompile.tracing.state.effect_places import EffectPlace
@@ -67,15 +68,19 @@ def gradients_refused(places: Sequence[LeftPlaces]) -> Iterator[None]:
     yield
     new = [one for place in places for one in place.tensors() if id(one) not in before and one.requires_grad]
     trigger = torch.empty(0, requires_grad=True)
-    instead = {id(one): (one, _Refusing.apply(trigger, one.detach())) for one in new}
+    instead = {id(one): (one, _Refusing.apply(trigger, one.detach(), (one,))) for one in new}
+    for one, shown in instead.values():
+        if one.retains_grad:
+            show_gradient(one, shown)
     _exchange([one for place in places for one in place.containers()] if instead else [], instead)
 
 
 class _Refusing(torch.autograd.Function):
-    """The identity, without a backward."""
+    """The identity, without a backward. `made`, the tensor in whose place it comes, lives as long, if its gradient was asked for."""
 
     @staticmethod
-    def forward(ctx: Any, trigger: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 the trigger has the gradient
+    def forward(ctx: Any, trigger: torch.Tensor, values: torch.Tensor, made: tuple[torch.Tensor]) -> torch.Tensor:  # noqa: ARG004 the trigger has the gradient
+        ctx.made = made if made[0].retains_grad else ()
         return values.view_as(values)
 
     @staticmethod

@@ -22,6 +22,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph, make_leaves
+from pipecompile.runtime.cells.kept_gradients import KeptTensor, kept_gradients_noted, pass_on, references
 from pipecompile.runtime.cells.loss_arguments import unwritten
 from pipecompile.runtime.cells.saved_state import state_copied
 from pipecompile.runtime.cells.side_effects import SideEffects
@@ -54,7 +55,8 @@ Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 @dataclass(slots=True)
 class Recipe:
     """State in which a forward began: random state, autocast, buffers, the inputs that it then wrote, by place, the numbers
-    of the model that it read, by label, what was where its effect nodes write, and what Python of the user's changed since.
+    of the model that it read, by label, what was where its effect nodes write, what Python of the user's changed since, and the
+    tensors whose gradients it asked for.
     """
 
     random: _Random | None
@@ -64,6 +66,7 @@ class Recipe:
     numbers: dict[str, Any]
     left: list[Any]
     change: Change | None = None
+    kept: Sequence[KeptTensor] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,10 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
         values = [registers[index] for index in inputs]
         with stage.noted() as change, CPU_RANDOM if effects.may_draw_on(stage.device) else _UNCHANGED:
             kept = registers[recipe] = _recipe(values, effects, stage.device, device_types, change)
-            with _without_user_hooks():
+            with _without_user_hooks(), kept_gradients_noted(asks=effects.keeps_gradients) as asked:
                 results = stage.forward(frame, values)
+        if asked:
+            kept.kept = references(asked)
         for place in unwritten(kept.inputs, values, effects.loss_inputs) if effects.loss_inputs else ():
             del kept.inputs[place]
         for index, value in zip(outputs, results, strict=True):
@@ -161,8 +166,10 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
         for place, value in before.inputs.items():
             values[place] = value
         recording = _UNCHANGED if torch.is_grad_enabled() else torch.enable_grad()
-        with recomputation(), recording, _restored(before, stage, device_types):
-            registers[saved] = stage.recorded(frame, values)
+        asks = kept_gradients_noted(asks=stage.effects.keeps_gradients)
+        with recomputation(), recording, _restored(before, stage, device_types), asks as again:
+            graph = registers[saved] = stage.recorded(frame, values)
+        graph.has_hooks |= pass_on(before.kept, again)
 
     return recompute
 

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.graph.stages import Stage
+from pipecompile.runtime.cells.kept_gradients import names_retain_grad
 from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.torch_private.modules import forward_hooks_of
@@ -37,6 +38,7 @@ class SideEffects:
     reread_buffers    those that it also reads elsewhere than where it writes them
     written_inputs    places of the inputs that it writes in place
     loss_inputs       places of the inputs that the loss behind it gets, and may write
+    retains           it has calls of `retain_grad`
     casts             it has autocast regions
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
     generators        the sources that its calls name as generators, and those that Python of its opaque pieces may draw from
@@ -60,6 +62,12 @@ class SideEffects:
     reread_buffers: tuple[torch.Tensor, ...] = ()
     loss: LossDraws | None = None
     loss_inputs: tuple[int, ...] = ()
+    retains: bool = False
+
+    @cached_property
+    def keeps_gradients(self) -> bool:
+        """Return whether the stage, or Python in it or of the loss behind it, may ask for the gradients of tensors."""
+        return self.retains or names_retain_grad(self.holders)
 
     @property
     def has_drawn(self) -> bool:
@@ -75,7 +83,7 @@ class SideEffects:
     def is_stateless(self) -> bool:
         """Return whether a forward neither draws, nor writes buffers or inputs, nor reads numbers, nor leaves values on the model."""
         kept = self.draws, self.written_buffers, self.written_inputs, self.lifted is not NOTHING_LIFTED, self.places
-        return not any((*kept, self.holders, self.loss_inputs))
+        return not any((*kept, self.holders, self.loss_inputs, self.retains))
 
     @cached_property
     def state_holders(self) -> StateHolders:
@@ -102,6 +110,7 @@ class SideEffects:
             bool(called := [one for one in _called_modules(stage.module, nodes) if _runs_python(one)]),
             tuple(one.owner[0] if isinstance(one, OpaqueModule) else one for one in called),
             tuple(one for one in buffers if one.layout is torch.strided and counts[storage_key(one)] > 1),
+            retains=any(node.op == "call_method" and node.target == "retain_grad" for node in nodes),
         )
 
 

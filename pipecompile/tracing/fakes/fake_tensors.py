@@ -18,7 +18,13 @@ from torch import nn
 
 from pipecompile.batching.input_layouts import layout_of, strides_of
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.modes import FakeTensor, FakeTensorMode, disable_current_modes, unset_fake_temporarily
+from pipecompile.torch_private.modes import (
+    FakeTensor,
+    FakeTensorMode,
+    disable_current_modes,
+    forget_real_tensors,
+    unset_fake_temporarily,
+)
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 
 __all__ = ["Twins", "recording_device", "user_attributes", "with_unknown_data"]
@@ -64,6 +70,10 @@ class Twins:
             self._twins[id(tensor)] = tensor, twin  # keeps the tensor alive, so that its id is not used again
             self._classes[id(twin)] = type(tensor)
         return self._twins[id(tensor)][1]
+
+    def release(self) -> None:
+        """Let go of the real tensors at the end of the recording: their contents may then be swapped (`torch.utils.swap_tensors`)."""
+        forget_real_tensors(self.fake)
 
     def written_attributes(self, names: AbstractSet[str]) -> list[tuple[torch.Tensor, torch.Tensor, str]]:
         """Return (tensor, twin, name) of the attributes of these names that differ between a tensor and its twin."""

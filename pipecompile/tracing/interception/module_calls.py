@@ -39,6 +39,7 @@ from pipecompile.torch_private.interception_points import (
     scripted_source,
 )
 from pipecompile.tracing.ambient_modes import INFERENCE_MODE
+from pipecompile.tracing.interception.changing_functions import refusing_changes
 from pipecompile.tracing.interception.checkpoint_calls import (
     RegionListener,
     record_reentrant_region,
@@ -125,7 +126,8 @@ def _function(listener: CallListener, original: Any) -> Any:
             return original.__get__(None, cls)(*args, **kwargs)
         if cls is CheckpointFunction:
             return record_reentrant_region(listener, *args)
-        return listener.record_single_call(original.__get__(None, cls), _applied(cls), args, kwargs)
+        function = refusing_changes(original.__get__(None, cls), cls)
+        return listener.record_single_call(function, _applied(cls), args, kwargs)
 
     return classmethod(apply)
 
@@ -163,7 +165,7 @@ def _forward(cls: Any, forward: Callable[..., Any], listener: CallListener, _ori
         context, inputs = (args[0], args[1:]) if has_context else (None, args)
         mode = listener.is_grad_enabled
         with torch.set_grad_enabled(mode):  # off inside `apply`
-            result = listener.record_single_call(cls.apply, _applied(cls), inputs, {})
+            result = listener.record_single_call(refusing_changes(cls.apply, cls), _applied(cls), inputs, {})
         listener.is_grad_enabled = mode
         if context is not None:
             _mark(context, result, inputs)

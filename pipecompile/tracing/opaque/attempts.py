@@ -27,6 +27,7 @@ from pipecompile.tracing.trace_errors import (
     beside_kept,
     eager_failure,
     needs_values,
+    through_kept,
 )
 
 __all__ = ["OpaquePieces", "OpaqueReason"]
@@ -80,6 +81,7 @@ class OpaquePieces:
         """Make one more piece opaque, because a recording failed with `error`. Raise TraceError if no piece is left."""
         fault = as_trace_error(error, self.model)
         cause = error.__cause__ if isinstance(error, TraceError) and error.__cause__ else error
+        fault = through_kept(fault, cause, [piece.name for piece in self.reasons if not piece.line])
         is_incurable = fault.code in _INCURABLE and not isinstance(fault, GradientStateError)
         if is_incurable or not isinstance(cause, Exception):
             raise fault from cause
@@ -162,7 +164,7 @@ class OpaquePieces:
         1  the inputs as they are
         2  another batch size and changed data, or as much of it as the model accepts
         3  a third batch size, if run 2 had a second: sizes that fit two batches may do so by chance
-        4  wild data, if there are opaque pieces
+        4  wild data, if there are opaque pieces; if functions are, of sizes that the data may decide, also other integers
         5  other draws, a few times, if a piece draws random numbers
         """
         size = self.inputs.samples
@@ -178,11 +180,9 @@ class OpaquePieces:
             return True
 
         any(add_run(other, change) for other, change in self._variations(size))
-        if has_two_sizes := len(set(sizes)) > 1:
-            add_run(_third_size(*sizes), DataChange.LIKELY)
-        if reasons:
-            has_functions = any(piece.is_function for piece in reasons)
-            add_run(_WILD_SAMPLES if has_two_sizes and has_functions else size, DataChange.WILD)
+        has_two_sizes = len(set(sizes)) > 1
+        for other, change in _further_runs(reasons, [*sizes]):
+            add_run(other, change)
         for run in self._other_draws(runs[0], size):
             runs.append(run)
             sizes.append(size)
@@ -230,7 +230,8 @@ class OpaquePieces:
 
     def _variations(self, size: int | None) -> Iterator[tuple[int | None, DataChange]]:
         """Yield batch size and change of data for the second run, the most informative first."""
-        others = [] if self.is_batch_fixed or size is None else [size - 1 if size > 1 else 2]
+        fewer = [] if size is None or size < 2 else [size - 1]
+        others = [] if self.is_batch_fixed or size is None else [*fewer, size + 1]  # BatchNorm refuses a single sample
         for other in (*others, size):
             yield other, DataChange.LIKELY
             yield other, DataChange.NONE
@@ -258,9 +259,22 @@ class OpaquePieces:
             return run_trial(self.model, args, kwargs, pieces, reseed=seed)
 
 
+def _further_runs(pieces: Iterable[Piece], sizes: list[int | None]) -> Iterator[tuple[int | None, DataChange]]:
+    """Yield batch size and change of data for the runs after the first, or the first two of different `sizes`."""
+    pieces, has_two = tuple(pieces), len(set(sizes)) > 1
+    if has_two:
+        sizes.append(_third_size(*sizes))
+        yield sizes[-1], DataChange.LIKELY
+    has_functions = any(piece.is_function for piece in pieces)
+    if pieces:
+        yield _WILD_SAMPLES if has_two and has_functions else sizes[0], DataChange.WILD
+    for other in dict.fromkeys(sizes) if has_functions else ():
+        yield other, DataChange.DRAWN
+
+
 def _third_size(size: int | None, other: int | None) -> int:
     """Return a batch size in samples that is neither of the two."""
-    return next(third for third in (2, 3, 1) if third not in (size, other))
+    return next(third for third in (2, 3, 4) if third not in (size, other))
 
 
 def _reason_text(fault: TraceError) -> str:

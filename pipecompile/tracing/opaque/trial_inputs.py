@@ -15,12 +15,14 @@ class DataChange(Enum):
 
     LIKELY: the samples in reverse order; floats scaled by factors of 0.9 to 1.0; integers, which may be indices, rotated
     within a sample. WILD: floats scaled by factors of -8 to 8, random bools, integers as in LIKELY. Many models refuse
-    wild data; where one does not, sizes that equalled the batch size by chance differ from it.
+    wild data; where one does not, sizes that equalled the batch size by chance differ from it. DRAWN: as LIKELY, and integers and
+    bools drawn from those of the input: where all samples select equally many rows, these do not.
     """
 
     NONE = 0
     LIKELY = 1
     WILD = 2
+    DRAWN = 3
 
 
 def vary_input(leaf: Any, dim: Any, size: int | None, *, change: DataChange) -> Any:
@@ -33,7 +35,9 @@ def vary_input(leaf: Any, dim: Any, size: int | None, *, change: DataChange) -> 
         copy = leaf.detach().index_select(dim, order.flip(0) if change is not DataChange.NONE else order)
     if change is not DataChange.NONE:
         generator = torch.Generator().manual_seed(size or 0)
-        copy = _changed_values(copy, dim, generator, is_wild=change is DataChange.WILD)
+        is_drawn = change is DataChange.DRAWN and not leaf.is_floating_point() and leaf.numel() > 1
+        is_wild = change is DataChange.WILD
+        copy = _drawn(leaf, copy, generator) if is_drawn else _changed_values(copy, dim, generator, is_wild=is_wild)
     return copy.requires_grad_(leaf.requires_grad)
 
 
@@ -44,3 +48,12 @@ def _changed_values(copy: torch.Tensor, dim: Any, generator: torch.Generator, *,
     if is_wild and copy.dtype == torch.bool:
         return (torch.rand(copy.shape, generator=generator, device="cpu") < 0.5).to(copy.device)
     return copy.roll(1, -1) if copy.dim() > 1 and dim != copy.dim() - 1 else copy
+
+
+def _drawn(leaf: torch.Tensor, copy: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor like `copy` of the elements of `leaf`; where all are one number, of it and the next smaller one, or 1 beside 0."""
+    values: torch.Tensor = torch.unique(leaf.detach())
+    if len(values) == 1 and not values.is_complex():
+        values = torch.stack([values[0], (values[0] - 1).abs() if values.dtype != torch.bool else ~values[0]])
+    chosen = torch.randint(len(values), copy.shape, generator=generator, device="cpu")
+    return torch.take(values, chosen.to(values.device))

@@ -130,3 +130,10 @@ def test_draws_of_as_many_samples_from_a_generator():
         outputs.append(model.source.get_state())
     assert torch.equal(outputs[0], outputs[2])
     assert torch.equal(outputs[1], outputs[3])
+
+
+def test_the_contents_of_parameters_may_be_swapped_after_a_recording():
+    model = Spread()
+    graph = trace(model, torch.randn(3, 4))
+    torch.utils.swap_tensors(model.a.bias, nn.Parameter(torch.ones(4)))
+    assert torch.equal(graph.get_parameter("a.bias"), torch.ones(4))

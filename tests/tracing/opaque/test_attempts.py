@@ -577,3 +577,35 @@ def test_a_length_that_the_data_decide_is_refused_with_what_fixes_it():
         pc.compile(Packed(), 2, example_args=(x, lengths), n_microbatches=4, cost="analytic")(x, lengths)
 
     assert "total_length" in str(caught.value.args[0])
+
+
+def test_rows_that_labels_pick_are_as_many_as_the_data_decide_even_if_each_sample_of_the_example_has_one():
+    """They were taken to be as many as samples, and the step failed in the first micro-batch in which they were not."""
+
+    class Prompted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.point = nn.Linear(6, 6), nn.Parameter(torch.randn(6))
+
+        def forward(self, x, labels):
+            x = self.first(x)
+            x[labels == 1] += self.point
+            return x
+
+    model = Prompted()
+    x, labels = torch.randn(4, 3, 6), torch.randint(0, 2, (4, 3))
+    graph = trace(model, torch.randn(4, 3, 6), torch.tensor([[1, 0, 0]] * 4))
+    assert torch.equal(graph(x, labels), model(x, labels))
+
+
+def test_a_part_with_batch_norm_is_right_for_any_batch_if_the_example_has_two_samples():
+    class Decides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x):
+            return self.norm(x) if float(x.sum()) < 1e9 else x
+
+    graph = trace(nn.Sequential(nn.Linear(6, 6), Decides(), nn.Linear(6, 6)), torch.randn(2, 6))
+    assert graph.facts.batch_size is None

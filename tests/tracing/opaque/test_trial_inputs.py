@@ -31,3 +31,11 @@ def test_integers_that_may_be_indices_are_rotated_within_a_sample() -> None:
     varied = vary_input(x, 0, 2, change=DataChange.WILD)
     assert sorted(varied.flatten().tolist()) == [0, 1, 2, 3, 4, 5]
     assert varied.tolist() == [[5, 3, 4], [2, 0, 1]]
+
+
+def test_integers_are_drawn_from_those_of_the_input() -> None:
+    x = torch.tensor([[7, 9], [9, 9], [7, 7]])
+    assert set(vary_input(x, 0, 8, change=DataChange.DRAWN).flatten().tolist()) == {7, 9}
+    ones = torch.ones(4, 2, dtype=torch.long)
+    assert set(vary_input(ones, 0, 8, change=DataChange.DRAWN).flatten().tolist()) == {0, 1}
+    assert vary_input(ones == 1, 0, 8, change=DataChange.DRAWN).dtype is torch.bool
