@@ -75,8 +75,7 @@ class Pipeline(ModelProxy):
             SlicedSteps(self._cache, self._dispatcher).prepare(self._flatten(args, kwargs))
         else:
             specialization, batch = self._cache.find(self._flatten(args, kwargs))
-            if isinstance(self._options.schedule, WrittenProgram) or self._options.passes:
-                check_step(specialization, len(batch.sizes))
+            check_step(specialization, len(batch.sizes))
 
     @exclusive
     def forward(self, *args: Any, **kwargs: Any) -> Any:

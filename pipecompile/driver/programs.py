@@ -51,20 +51,23 @@ def step_schedule(
 ) -> Schedule:
     """Return the order of actions of a step, for values that move along `routes`, by default those of the specialization.
 
-    Raises ScheduleError if the schedule puts stages on other devices than the plan, where their parameters are and for which its figures hold.
+    A schedule may put stages on other pipeline devices than the plan, if these share the memory of the parameters: the plan follows it.
+    Raises ScheduleError if they do not.
     """
     if routes is None and n_microbatches in specialization.schedules:
         return specialization.schedules[n_microbatches]
     plan, options, is_own = specialization.plan, specialization.options, routes is None
     routes = specialization.routes if routes is None else routes
     schedule = make_schedule(options, plan.stages, routes, plan.placement, n_microbatches, exact=True)
-    if schedule.placement != plan.placement:
+    if tuple(options.devices[device] for device in schedule.placement) != specialization.stage_devices:
         raise ScheduleError(
             f"schedule {shown(schedule.name)} puts stages on devices {schedule.placement}",
             why=f"the plan has them on {plan.placement}, and their parameters are there",
             hint="compile with this schedule, without the plan",
         )
     if is_own:
+        if schedule.placement != plan.placement:
+            specialization.plan = replace(plan, placement=schedule.placement)
         specialization.schedules[n_microbatches] = schedule
     return schedule
 
@@ -132,9 +135,14 @@ def lower_step(specialization: Specialization, schedule: Schedule, routes: Seque
 
 
 def check_step(specialization: Specialization, n_microbatches: int) -> None:
-    """Lower the program of a step, whose faults show then. If the program is the user's, whether there is a target is read from it."""
+    """Lower the program of a step if it, a pass or the plan is the user's: their faults show then.
+
+    If the program is the user's, whether there is a target is read from it.
+    """
     options = specialization.options
     written, with_target = options.schedule, options.loss_fn is not None
+    if not (isinstance(written, WrittenProgram) or options.passes or options.plan):
+        return
     with_target = written.has_target if isinstance(written, WrittenProgram) else with_target
     routes = training_routes(specialization.routes, len(specialization.stages), with_target, options.has_aux)
     lower_step(specialization, step_schedule(specialization, n_microbatches), routes)

@@ -243,7 +243,7 @@ class Recorder(CallRecorder):
         args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
         try:
             with ExitStack() as stack:
-                for context in (*arguments_watched(self.model, args, kwargs), *self._contexts()):
+                for context in (*arguments_watched(self.model, args, kwargs, leaves), *self._contexts()):
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
                 self._record_leftovers(inputs)

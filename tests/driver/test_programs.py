@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 import pipecompile as pc
 from pipecompile.driver.programs import breadth_first, call_executable, step_executable, step_schedule
@@ -90,10 +92,26 @@ def test_the_schedule_of_a_step_is_made_once_per_number(own: Specialization) -> 
 
 
 def test_stages_cannot_leave_the_devices_of_their_parameters(own: Specialization) -> None:
-    own.plan = replace(own.plan, placement=(1, 0))
+    own.stage_devices = (torch.device("cpu"), torch.device("meta"))
     with pytest.raises(pc.ScheduleError, match=r"puts stages on devices \(0, 1\)"):
         step_schedule(own, 2)
     assert not own.schedules
+
+
+def test_a_plan_follows_a_schedule_whose_devices_share_the_memory_of_the_parameters() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+    options = {
+        "devices": ["cpu"] * 2,
+        "n_microbatches": 4,
+        "cost": "analytic",
+        "loss_fn": lambda made: made.square().mean(),
+    }
+    pipe = pc.compile(model, 4, example_args=(torch.randn(8, 4),), schedule="interleaved", **options)
+    assert pipe.plan.placement == pipe.schedule.placement == (0, 1, 0, 1)
+    pipe.reschedule("zbv").step(torch.randn(8, 4))
+    assert pipe.plan.placement == pipe.schedule.placement == pipe.program.placement == (0, 1, 1, 0)
+    again = pc.compile(model, 4, example_args=(torch.randn(8, 4),), schedule="interleaved", plan=pipe.plan, **options)
+    assert again.plan.placement == again.schedule.placement == (0, 1, 0, 1)
 
 
 def test_a_call_runs_all_forwards_of_a_device_before_its_backwards() -> None:

@@ -22,10 +22,10 @@ __all__ = ["arguments_watched", "objects_restored"]
 
 
 def arguments_watched(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Iterable[Any]
 ) -> tuple[AbstractContextManager[None], ...]:
-    """Return the contexts of a forward on these arguments, in which a RecordingWarning is given if it fills one."""
-    return _filled_containers_noted(model, args, kwargs), _objects_noted(model, pytree.tree_leaves((args, kwargs)))
+    """Return the contexts of a forward on these arguments and their leaves, in which a RecordingWarning is given if it fills one."""
+    return _filled_containers_noted(model, args, kwargs), _objects_noted(model, leaves)
 
 
 @contextmanager
