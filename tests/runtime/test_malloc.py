@@ -52,6 +52,4 @@ def test_memory_that_was_freed_in_a_thread_is_at_hand() -> None:
 
 
 def test_the_users_setting_is_left_alone() -> None:
-    is_set, faults = told(MALLOC_ARENA_MAX="8")
-    assert not is_set
-    assert faults > 1000
+    assert not told(MALLOC_ARENA_MAX="8")[0]
