@@ -22,17 +22,23 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipecompile.distributed.rank_mesh import RankMesh
-from pipecompile.torch_private.process_groups import gloo_backend, name_backend, nccl_backend
+from pipecompile.torch_private.process_groups import gloo_backend, nccl_backend
 
 __all__ = ["BACKENDS", "LINK_NAME", "DirectLink", "Pair", "open_links"]
 
 Pair = tuple[int, int]
 """The sending and the receiving pipeline device of a link."""
 
-Backends = Callable[[Store, int, int, timedelta], Any]
+Backends = Callable[[Store, int, int, timedelta, str], Any]
 
-BACKENDS: Mapping[str, Backends] = MappingProxyType({"cuda": nccl_backend, "cpu": gloo_backend})
-"""The backend of a link, by the type of the device. Gloo stands in for NCCL in the tests."""
+
+def _gloo_link(store: Store, place: int, size: int, timeout: timedelta, _: str) -> Any:
+    """Return a backend that stands in for NCCL in the tests. The flight recorder has no messages of gloo, so it needs no name."""
+    return gloo_backend(store, place, size, timeout)
+
+
+BACKENDS: Mapping[str, Backends] = MappingProxyType({"cuda": nccl_backend, "cpu": _gloo_link})
+"""The backend of a link, by the type of the device."""
 
 LINK_NAME = "pipecompile link {}"
 """Name of a link in the flight recorder, by the sending and the receiving rank: 0-1."""
@@ -83,8 +89,8 @@ def open_links(
     for pair in sorted(pairs):
         place = pair.index(ranks.index)
         ends = "-".join(str(ranks.rank_of(index)) for index in pair)
-        backend = BACKENDS[device.type](PrefixStore(f"link {ends}", store), place, 2, _TIMEOUT)
-        name_backend(backend, LINK_NAME.format(ends))
+        meeting = PrefixStore(f"link {ends}", store)
+        backend = BACKENDS[device.type](meeting, place, 2, _TIMEOUT, LINK_NAME.format(ends))
         link = links[pair] = DirectLink(pair, backend, 1 - place)
         byte = torch.zeros(1, dtype=torch.uint8, device=device)
         wait(pair[1 - place], link.receive(byte) if place else link.send(byte))

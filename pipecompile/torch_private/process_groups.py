@@ -19,7 +19,6 @@ __all__ = [
     "gloo_backend",
     "gloo_group",
     "has_gloo_alone",
-    "name_backend",
     "nccl_backend",
     "timeout_of",
     "without_timeout",
@@ -67,15 +66,13 @@ def has_gloo_alone(group: dist.ProcessGroup) -> bool:
     return all(isinstance(backend, dist.ProcessGroupGloo) for backend in backends)
 
 
-def name_backend(backend: Any, name: str) -> None:
-    """Set the name under which the flight recorder notes the calls of a backend that is outside of any process group. 2.11."""
-    backend._set_group_uid(name)
+def nccl_backend(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> Any:
+    """Return an NCCL backend outside of any process group: communicators of its own. The ranks meet in `store`. 2.11.
 
-
-def nccl_backend(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return an NCCL backend outside of any process group: communicators of its own. The ranks meet in `store`. 2.11."""
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
+    The flight recorder notes its calls under `name`.
+    """
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options._timeout, options.group_name = timeout, name
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 

@@ -81,15 +81,16 @@ def test_a_group_outside_of_all_groups_has_the_devices_of_another() -> None:
 
 
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="torch without NCCL")
-def test_an_nccl_backend_has_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nccl_backend_has_the_timeout_and_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     class Backend:
         Options = dist.ProcessGroupNCCL.Options
 
         def __init__(self, store: object, rank: int, size: int, options: Any) -> None:
-            self.given = rank, size, options._timeout
+            self.given = rank, size, options._timeout, options.group_name
 
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Backend)
-    assert nccl_backend(dist.HashStore(), 1, 2, timedelta(days=30)).given == (1, 2, timedelta(days=30))
+    given = 1, 2, timedelta(days=30), "link"
+    assert nccl_backend(dist.HashStore(), *given).given == given
 
 
 def test_all_connections_are_closed_though_that_to_one_peer_is_gone() -> None:
