@@ -17,6 +17,7 @@ from pipecompile.ir.candidates import Considered
 from pipecompile.ir.input_checks import file_path, json_text, place_text
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.text_file import save_text
+from pipecompile.ir.units import counted
 from pipecompile.ir.views import html_of
 
 __all__ = ["Plan", "StageSummary", "StepSummary"]
@@ -203,7 +204,9 @@ class Plan:
 def _check_lists(plan: Plan, where: str) -> None:
     """Raise PlanError for a list per stage with another number of entries, and for stages or devices that there are not."""
     lengths = [("placement", len(plan.placement)), ("stages", len(plan.stages)), ("recompute", len(plan.recompute))]
-    why = [f"{name} has {n} entries" for name, n in lengths if n != plan.n_stages and (n or name != "recompute")]
+    why = [
+        f"{name} has {counted(n, 'entry')}" for name, n in lengths if n != plan.n_stages and (n or name != "recompute")
+    ]
     why += [f"entry {s} of stages is stage {row.stage}" for s, row in enumerate(plan.stages) if row.stage != s]
     why += [
         f"placement has device {d} for stage {s}"
@@ -211,6 +214,6 @@ def _check_lists(plan: Plan, where: str) -> None:
         if not 0 <= d < len(plan.devices)
     ]
     if why:
-        counts = f"n_stages is {plan.n_stages}, with {len(plan.devices)} devices"
+        counts = f"n_stages is {plan.n_stages}, with {counted(len(plan.devices), 'device')}"
         hint = "write one with pipe.plan.save(path)"
         raise PlanError(f"the plan is damaged: {counts}", where=where, why="; ".join(why[:5]), hint=hint)

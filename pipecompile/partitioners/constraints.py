@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from pipecompile.errors import InfeasibleError
+from pipecompile.ir.units import counted
 from pipecompile.partitioners.clusters import Clusters, adjacency
 from pipecompile.partitioners.problem import Problem
 
@@ -62,7 +63,7 @@ def check_constraints(problem: Problem, clusters: Clusters, n_stages: int) -> No
     faults = [*_faults_inside_clusters(problem, clusters), *_faults_between_clusters(clusters, n_stages)]
     if faults:
         raise InfeasibleError(
-            f"no cut into {n_stages} stages meets the constraints",
+            f"no cut into {counted(n_stages, 'stage')} meets the constraints",
             where="; ".join(faults),
             why="pins, pairs apart, groups and precedence contradict each other",
             hint="remove some of them"

@@ -13,6 +13,7 @@ from pipecompile.errors import InputError, PlanError, described
 from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.units import counted
 from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, whole_number
 
 __all__ = ["CutSettings", "check_module_name", "resolve_constraints", "stage_count"]
@@ -68,7 +69,7 @@ class CutSettings(Group):
         super().__post_init__()
         if self.plan is not None and self.plan.n_stages != self.n_stages:
             raise InputError(
-                f"the plan has {self.plan.n_stages} stages, n_stages is {self.n_stages}",
+                f"the plan has {counted(self.plan.n_stages, 'stage')}, n_stages is {self.n_stages}",
                 hint=f"n_stages={self.plan.n_stages}, or no plan",
             )
 

@@ -136,7 +136,7 @@ def test_repr_is_one_short_line() -> None:
         ("stages", lambda stages: stages[::-1], "entry 0 of stages is stage 2"),
         ("placement", lambda placement: placement[:-1], "placement has 2 entries"),
         ("placement", lambda placement: [9, *placement[1:]], "placement has device 9 for stage 0"),
-        ("recompute", lambda _: [True], "recompute has 1 entries"),
+        ("recompute", lambda _: [True], "recompute has 1 entry"),
     ],
 )
 def test_a_damaged_plan_is_refused_when_it_is_read(key: str, change: Callable[[Any], Any], message: str) -> None:
