@@ -21,7 +21,10 @@ from pipecompile.errors import InputError, PipecompileError, described
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ModelSource", "load_model", "random_input"]
+__all__ = ["LEAST_SEED", "MOST_SEED", "ModelSource", "load_model", "random_input"]
+
+LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
+"""The seeds that torch takes, and that have room for a step's number."""
 
 _SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
 _TOKENS = 10
@@ -39,7 +42,7 @@ class ModelSource:
         list[str], typer.Option("--input", metavar="SHAPE[:DTYPE]", help="one per input: 32x3x224x224, 2x128:int64")
     ]
     seed: Annotated[
-        int, typer.Option(min=-(2**63), max=2**63 - 1, help="seed of the weights and of the random data")
+        int, typer.Option(min=LEAST_SEED, max=MOST_SEED, help="seed of the weights and of the random data")
     ] = 0
 
     def load(self) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
