@@ -139,4 +139,5 @@ def test_equal_seeds_give_equal_weights_and_data():
 def test_a_seed_that_torch_does_not_take_is_refused(cli, seed):
     """Before, a traceback of torch: "Overflow when unpacking long long"."""
     outcome = cli("check", "torchvision:resnet18", "--input", "2x3x32x32", "--seed", seed)
-    assert outcome.code == 2 and "--seed" in outcome.err
+    assert outcome.code == 2
+    assert "--seed" in outcome.err
