@@ -4,7 +4,8 @@
     reduces  │           [stage 2 ─────]  [stage 0]
 
 A draw multiplies the seconds of every action, transfer, reduction and optimizer step by a factor of its own, log-normal with mean 1. A
-step waits for the slowest of many, so the mean of the draws is longer than the step without jitter.
+step waits for the slowest of many, so the mean of the draws is longer than the step without jitter. It may be shorter where other copies
+queue for an engine in another order: with engines="device", and with nics.
 """
 
 from __future__ import annotations
