@@ -23,6 +23,7 @@ from pipecompile.graph.module_names import nodes_of_module
 from pipecompile.ir import UNTRAINED, Kind, Route, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.units import counted
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import sources_of
 from pipecompile.passes.checkpointing import insert_recompute
@@ -285,12 +286,12 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         counts = self.schedule.n_stages, self.schedule.n_devices
         if counts != (self.n_stages, len(self.devices)):
             raise ScheduleError(
-                f"the schedule has {counts[0]} stages on {counts[1]} devices, not {self.n_stages} on {len(self.devices)}",
+                f"the schedule has {counted(counts[0], 'stage')} on {counted(counts[1], 'device')}, not {self.n_stages} on {len(self.devices)}",
                 hint=f'n_stages={counts[0]}, devices=["cpu"] * {counts[1]}',
             )
         if custom and self.schedule.n_microbatches != n_microbatches:
             raise ScheduleError(
-                f"the schedule is for {self.schedule.n_microbatches} micro-batches, the batch gives {n_microbatches}",
+                f"the schedule is for {counted(self.schedule.n_microbatches, 'micro-batch')}, the batch gives {n_microbatches}",
                 hint='the name of a schedule, such as schedule="1f1b", which is built for any number',
             )
         return self.schedule.plain if isinstance(self.schedule, WrittenProgram) else self.schedule

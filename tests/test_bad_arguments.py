@@ -253,7 +253,7 @@ def test_every_keyword_of_compile_takes_or_refuses_every_value(keyword: str, val
         (lambda: pipe().evaluate(3), "evaluate takes batches, not a int"),
         (lambda: pipe().evaluate([(X, TARGET)], metric=3), "metric=3 is no function"),
         (lambda: pipe().dump(None), "directory=None is no path"),
-        (lambda: compiled(plan=replace(pipe().plan, devices=None)), "plan= has parts of other types"),
+        (lambda: compiled(plan=replace(pipe().plan, devices=None)), "plan=: the plan has parts of other types"),
         (lambda: pc.Plan.load(1.5), "path=1.5 is no path"),
         (lambda: pc.Schedule.from_csv(b"0F0"), "a bytes is no text of rows"),
         (lambda: pc.partition(None, 2), "a NoneType is no Problem"),

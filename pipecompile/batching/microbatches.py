@@ -19,6 +19,7 @@ from pipecompile.batching.batch_dims import BatchDims, Dims, scatter, sizes
 from pipecompile.batching.call_inputs import FlatInputs, count_leaves, flatten_target
 from pipecompile.errors import InputError
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.units import counted
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import foreach_mul
 
@@ -121,10 +122,14 @@ def scatter_tree(target: Any, count: int, samples: int | None, batch_dims: Batch
 def _list_slices(target: Any, count: int, samples: int) -> list[Any]:
     """Return the micro-batches of a target that is a list with one entry per sample."""
     if not isinstance(target, (list, tuple)) or len(target) != samples:
-        actual = f"has {len(target)} entries" if isinstance(target, (list, tuple)) else f"is a {type(target).__name__}"
+        actual = (
+            f"has {counted(len(target), 'entry')}"
+            if isinstance(target, (list, tuple))
+            else f"is a {type(target).__name__}"
+        )
         raise InputError(
-            f"batch_dims declares the target as a list with one entry per sample, but it {actual} for {samples} samples",
-            hint=f"pass a list of {samples} entries, or remove target from batch_dims",
+            f"batch_dims declares the target as a list with one entry per sample, but it {actual} for {counted(samples, 'sample')}",
+            hint=f"pass a list of {counted(samples, 'entry')}, or remove target from batch_dims",
         )
     bounds = [*accumulate(sizes(samples, count), initial=0)]
     return [target[start:end] for start, end in pairwise(bounds)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipecompile.cli.command_report import CommandReport
-from pipecompile.cli.load_model import ModelSource
+from pipecompile.cli.load_model import LEAST_SEED, MOST_SEED, ModelSource
 from pipecompile.errors import InputError, ScheduleError, VerifyError
 
 if TYPE_CHECKING:
@@ -48,7 +48,12 @@ class CheckSubject:
             help="one per input: 32x3x224x224, 2x128:int64",
         ),
     ] = None
-    seed: Annotated[int, typer.Option(rich_help_panel=_MODELS, help="seed of the weights and of the random data")] = 0
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=LEAST_SEED, max=MOST_SEED, rich_help_panel=_MODELS, help="seed of the weights and of the random data"
+        ),
+    ] = 0
     rules: Annotated[
         str | None,
         typer.Option(

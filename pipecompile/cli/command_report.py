@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from pipecompile.ir import Schedule
-from pipecompile.ir.slices import count_text
+from pipecompile.ir.slices import shape_text
 from pipecompile.ir.timeline import Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.candidate_table import considered_table
@@ -180,8 +180,7 @@ def _device_table(timeline: Timeline, devices: Sequence[str]) -> Table:
 
 
 def _counts(schedule: Schedule) -> str:
-    devices = f"{schedule.n_devices} device{'s' * (schedule.n_devices != 1)}"
-    return f"{schedule.name}, {schedule.n_stages} stages on {devices}, {count_text(schedule)}"
+    return f"{schedule.name}, {shape_text(schedule)}"
 
 
 def _files(pipe: Pipeline, out: Path | None) -> list[str]:

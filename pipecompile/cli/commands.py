@@ -26,6 +26,7 @@ from pipecompile.cli.shared_options import spread
 from pipecompile.cli.show_file import show_report
 from pipecompile.errors import InputError
 from pipecompile.ir.progress import switched, task
+from pipecompile.ir.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -172,7 +173,7 @@ def bench(
         from pipecompile.cli.step_benchmark import bench_report
 
         compiled = _compile(source, options, with_twin=True)
-        with switched(options.progress), task(f"timing {steps} steps"):
+        with switched(options.progress), task(f"timing {counted(steps, 'step')}"):
             return bench_report(compiled.pipe, compiled.twin, compiled.args, steps)
 
     conclude(as_json, work)
@@ -273,6 +274,6 @@ def _run(source: ModelSource, options: CompileOptions, steps: int, compare: bool
 
     optimizer = optimizer_named(options.optimizer or "sgd")
     compiled = _compile(source, options, with_twin=compare)
-    with switched(options.progress), task(f"training {steps} steps"):
+    with switched(options.progress), task(f"training {counted(steps, 'step')}"):
         trial = train(compiled.pipe, compiled.model, compiled.twin, compiled.args, steps, source.seed, optimizer)
     return run_report(compiled.pipe, trial, out)

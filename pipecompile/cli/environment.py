@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pipecompile import __version__
 from pipecompile.cli.command_report import CommandReport
-from pipecompile.ir.units import BYTES, written
+from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.torch_private.accelerators import accelerator_indices, accelerator_type, device_memory, device_name
 
 __all__ = ["environment_report"]
@@ -40,7 +40,7 @@ def environment_report() -> CommandReport:
         "pipecompile": __version__, "python": python, "packages": packages, "devices": devices, "backends": backends,
         "threads": torch.get_num_threads(), "proven": _PROVEN,
     }  # fmt: skip
-    head = f"pipecompile {__version__}, Python {python}, torch with {torch.get_num_threads()} threads, {', '.join(backends) or 'no'} ranks"
+    head = f"pipecompile {__version__}, Python {python}, torch with {counted(torch.get_num_threads(), 'thread')}, {', '.join(backends) or 'no'} ranks"
     return CommandReport(data, (head, _packages_table(packages), _devices_table(devices)))
 
 

@@ -21,7 +21,10 @@ from pipecompile.errors import InputError, PipecompileError, described
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ModelSource", "load_model", "random_input"]
+__all__ = ["LEAST_SEED", "MOST_SEED", "ModelSource", "load_model", "random_input"]
+
+LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
+"""The seeds that torch takes, and that have room for a step's number."""
 
 _SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
 _TOKENS = 10
@@ -38,7 +41,9 @@ class ModelSource:
     inputs: Annotated[
         list[str], typer.Option("--input", metavar="SHAPE[:DTYPE]", help="one per input: 32x3x224x224, 2x128:int64")
     ]
-    seed: Annotated[int, typer.Option(help="seed of the weights and of the random data")] = 0
+    seed: Annotated[
+        int, typer.Option(min=LEAST_SEED, max=MOST_SEED, help="seed of the weights and of the random data")
+    ] = 0
 
     def load(self) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
         """Return the model and its inputs. Equal seeds give equal weights and data."""
@@ -91,7 +96,9 @@ def load_model(spec: str) -> torch.nn.Module:
     build = {"torchvision": _torchvision, "timm": _timm, "hf": transformers_model}.get(source)
     model = build(name) if build else _factory(source, name)
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"{spec} is not a torch.nn.Module", why=f"the name stands for a {type(model).__name__}")
+        raise InputError(
+            f"{spec} is not a torch.nn.Module", why=f"the name stands for an object of {type(model).__name__}"
+        )
     return model
 
 

@@ -20,6 +20,7 @@ _OPTIONS = {
     "n_microbatches": "--microbatches",
     "n_devices": "--devices",
     "n_ranks": "--ranks",
+    "n_slices": "--slices",
 } | {field.name: "--" + field.name.replace("_", "-") for field in fields(CompileOptions)}
 _ANY = "|".join(_OPTIONS)
 _WITH_VALUE = re.compile(rf"\b({_ANY})=(\([^)]*\)|\{{[^}}]*\}}|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)")

@@ -13,6 +13,7 @@ from pathlib import Path
 from pipecompile.cli.command_report import CommandReport, schedule_report
 from pipecompile.cli.exit_codes import faults_of_file
 from pipecompile.errors import InputError, ScheduleError, VerifyError
+from pipecompile.ir.units import counted
 
 __all__ = ["show_report"]
 
@@ -64,7 +65,8 @@ def _program_report(path: Path) -> CommandReport:
         except VerifyError as error:
             raise VerifyError(f"program in {path}", error.faults) from None
     counts = [Counter(instruction.op.value for instruction in row) for row in program.rows]
-    lines = [f"{program.n_stages} stages on {program.n_devices} devices, {program.n_microbatches} micro-batches; legal"]
+    units = counted(program.n_microbatches, "micro-batch" if program.n_slices == 1 else "slice")
+    lines = [f"{counted(program.n_stages, 'stage')} on {counted(program.n_devices, 'device')}, {units}; legal"]
     for device, count in enumerate(counts):
         lines.append(f"device {device}: " + ", ".join(f"{number} {op}" for op, number in sorted(count.items())))
     return CommandReport({"devices": [dict(count) for count in counts]}, ("\n".join(lines),))

@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.graph.cut_transfer import fingerprint, node_lines
+from pipecompile.ir.units import counted
 from pipecompile.torch_private import pytree
 
 __all__ = ["graph_identity"]
@@ -29,7 +30,7 @@ def graph_identity(graph: fx.GraphModule, *, with_numbers: bool, constants: bool
         [*_constants(graph, with_numbers=with_numbers)] if constants else [],
     )
     return (
-        f"{len(nodes)} nodes (fingerprint {fingerprint(nodes)}, layers and shapes {fingerprint(layers)[:8]}, "
+        f"{counted(len(nodes), 'node')} (fingerprint {fingerprint(nodes)}, layers and shapes {fingerprint(layers)[:8]}, "
         f"constants {fingerprint(leaves)[:8]})"
     )
 

@@ -37,6 +37,7 @@ from pipecompile.errors import PipecompileError
 from pipecompile.graph.cross_sample import check_sync_batchnorm
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -124,7 +125,7 @@ class RankBackend:
         self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()
     ) -> None:
         is_alone = not self.has_copies or self._is_planned  # copies may have parts of the batch of other sizes
-        text = f"in {n_stages} stages"
+        text = f"in {counted(n_stages, 'stage')}"
         if not self.has_copies:
             text += f", {' or '.join(map(str, counts))} micro-batches"
         identity, structure = (

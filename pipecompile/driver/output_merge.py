@@ -26,6 +26,7 @@ from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.output_merging import join_rules
 from pipecompile.graph.stages import routes, split
 from pipecompile.graph.whole_batch import WholeBatchTail, changed_state, mixing_line, tail_refusal
+from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.recording import another_size
@@ -133,7 +134,7 @@ def check_tail_size(specialization: Specialization, samples: int) -> None:
     if guard is not None:
         raise InputError(
             "the model's output cannot be put together from micro-batches",
-            where=f"{guard.place}, and a mini-batch of {samples} samples",
+            where=f"{guard.place}, and a mini-batch of {counted(samples, 'sample')}",
             why=f"a part of it needs the whole mini-batch, and the model branches on the batch size: {guard}",
             hint="n_microbatches=1",
         )

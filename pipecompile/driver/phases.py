@@ -266,7 +266,7 @@ def place(
 
 
 def _nodes(graph: TracedGraph) -> str:
-    return f"{len(compute_nodes(graph))} operations"
+    return counted(len(compute_nodes(graph)), "operation")
 
 
 def _models(table: CostTable) -> str:
@@ -277,9 +277,9 @@ def _models(table: CostTable) -> str:
 def _solution(planned: Planned) -> str:
     plan = planned.plan
     gap = "" if plan.status == "optimal" else f", gap {plan.gap:.2%}"
-    return f"{plan.status} cut into {plan.n_stages} stages by {plan.method}{gap}"
+    return f"{plan.status} cut into {counted(plan.n_stages, 'stage')} by {plan.method}{gap}"
 
 
 def _crossings(result: tuple[tuple[Route, ...], tuple[Stage, ...]]) -> str:
     plan_routes, stages = result
-    return f"{len(stages)} stages, {len(plan_routes)} routes"
+    return f"{counted(len(stages), 'stage')}, {counted(len(plan_routes), 'route')}"

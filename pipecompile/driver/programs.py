@@ -11,6 +11,7 @@ from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.training_routes import training_routes
+from pipecompile.ir.units import counted
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import Checkpoint
@@ -190,4 +191,4 @@ def _predicted_peaks(specialization: Specialization, program: Program) -> Sequen
 
 
 def _instructions(program: Program) -> str:
-    return f"{sum(map(len, program.rows))} instructions, {program.n_microbatches} micro-batches"
+    return f"{counted(sum(map(len, program.rows)), 'instruction')}, {counted(program.n_microbatches, 'micro-batch')}"

@@ -225,4 +225,4 @@ def _bound(order: PipelineOrder, schedule: Schedule) -> float | None:
 def _counts(order: PipelineOrder) -> str:
     cells = sum(bool(cell.actions) for _, _, cell in order.cells())
     messages = sum(cell.is_send for _, _, cell in order.cells())
-    return f"{order.name} ({order.source}): {order.n_ranks} ranks, {cells} computations, {messages} messages"
+    return f"{order.name} ({order.source}): {counted(order.n_ranks, 'rank')}, {counted(cells, 'computation')}, {counted(messages, 'message')}"

@@ -15,14 +15,19 @@ from pipecompile.errors import PlanError
 from pipecompile.ir import Route
 from pipecompile.ir.candidates import Considered
 from pipecompile.ir.input_checks import file_path, json_text, place_text
+from pipecompile.ir.plan_figures import figure_faults
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.text_file import save_text
+from pipecompile.ir.units import counted
 from pipecompile.ir.views import html_of
 
-__all__ = ["Plan", "StageSummary", "StepSummary"]
+__all__ = ["DAMAGED", "Plan", "StageSummary", "StepSummary"]
 
 FORMAT = "pipecompile.plan/1"
 """The name of the file format, not of a module: it stays as it is when modules move."""
+
+DAMAGED = "the plan is damaged"
+"""What an error says first of a plan whose lists or figures contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,16 +206,21 @@ class Plan:
 
 
 def _check_lists(plan: Plan, where: str) -> None:
-    """Raise PlanError for a list per stage with another number of entries, and for stages or devices that there are not."""
+    """Raise PlanError for a list per stage with another number of entries, for stages or devices that there are not, and for figures
+    that contradict each other.
+    """
     lengths = [("placement", len(plan.placement)), ("stages", len(plan.stages)), ("recompute", len(plan.recompute))]
-    why = [f"{name} has {n} entries" for name, n in lengths if n != plan.n_stages and (n or name != "recompute")]
+    why = [
+        f"{name} has {counted(n, 'entry')}" for name, n in lengths if n != plan.n_stages and (n or name != "recompute")
+    ]
     why += [f"entry {s} of stages is stage {row.stage}" for s, row in enumerate(plan.stages) if row.stage != s]
     why += [
         f"placement has device {d} for stage {s}"
         for s, d in enumerate(plan.placement)
         if not 0 <= d < len(plan.devices)
     ]
+    why = why or list(figure_faults(plan))
     if why:
-        counts = f"n_stages is {plan.n_stages}, with {len(plan.devices)} devices"
-        hint = "write one with pipe.plan.save(path)"
-        raise PlanError(f"the plan is damaged: {counts}", where=where, why="; ".join(why[:5]), hint=hint)
+        counts = f"n_stages is {plan.n_stages}, with {counted(len(plan.devices), 'device')}"
+        hint = "a plan as pipe.plan.save(path) writes it; pin= and split_before= of compile move operations"
+        raise PlanError(f"{DAMAGED}: {counts}", where=where, why="; ".join(why[:5]), hint=hint)

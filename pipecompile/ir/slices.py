@@ -32,6 +32,7 @@ __all__ = [
     "count_text",
     "first_slice",
     "in_slices",
+    "shape_text",
     "unit_text",
 ]
 
@@ -96,8 +97,14 @@ def in_slices(action: Action, n_slices: int) -> Action:
 
 def count_text(schedule: _Sliced) -> str:
     """Return `8 micro-batches`, or `8 micro-batches of 4 slices`."""
-    slices = "" if schedule.n_slices == 1 else f" of {schedule.n_slices} slices"
-    return f"{schedule.n_microbatches} micro-batches{slices}"
+    slices = "" if schedule.n_slices == 1 else f" of {counted(schedule.n_slices, 'slice')}"
+    return counted(schedule.n_microbatches, "micro-batch") + slices
+
+
+def shape_text(schedule: _Sliced) -> str:
+    """Return `4 stages on 2 devices, 8 micro-batches`."""
+    places = f"{counted(schedule.n_stages, 'stage')} on {counted(schedule.n_devices, 'device')}"
+    return f"{places}, {count_text(schedule)}"
 
 
 def first_slice(rows: Iterable[Iterable[Action]]) -> Action | None:

@@ -55,11 +55,17 @@ def written(scale: tuple[Unit, ...], value: float) -> str:
     return f"{unit.format(value)} {unit.name}".rstrip()
 
 
+_MOST_EXACT = 10**15
+"""Whole numbers below are written with all digits."""
+
+
 def counted(count: float, noun: str) -> str:
     """Return the count with its noun in the singular or plural: `1 stage`, `2 stages`, `0.5 micro-batches`."""
-    plural = f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+    plural = (
+        f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+    )
     try:
-        number = f"{count:.6g}"
+        number = str(count) if isinstance(count, int) and count < _MOST_EXACT else f"{count:.6g}"
     except OverflowError:  # a whole number beyond all floats
         number = "more than 1e308"
     return f"{number} {noun if count == 1 else plural}"

@@ -20,6 +20,7 @@ from pipecompile.errors import InputError, PartitionError, ScheduleError
 from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.ir.input_checks import whole
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.units import counted
 from pipecompile.layouts.enumeration import Layout, layouts_of
 from pipecompile.layouts.hardware import Cluster, cluster_of
 from pipecompile.layouts.layout_table import ClusterPlan, LayoutRow, StepSeconds
@@ -85,8 +86,8 @@ def plan_for(
     estimator = LayoutEstimator.of(model, hardware, example_args, example_kwargs, batch_dims, optimizer)
     rows = [row for layout in layouts_of(hardware, count) if (row := estimator.best_row(layout, names))]
     if not rows:
-        what = f"no layout of {hardware} divides a mini-batch of {estimator.samples} samples"
-        raise InputError(what, hint=f"example_args with a multiple of {hardware.size} samples")
+        what = f"no layout of {hardware} divides a mini-batch of {counted(estimator.samples, 'sample')}"
+        raise InputError(what, hint=f"example_args with a multiple of {counted(hardware.size, 'sample')}")
     ordered = sorted(rows, key=lambda row: (not row.fits, row.missing, row.seconds.total))
     return ClusterPlan(type(model).__name__, hardware, estimator.samples, tuple(ordered))
 

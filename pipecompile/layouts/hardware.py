@@ -92,7 +92,7 @@ class Cluster:
         if match is None or match[3].lower() not in DEVICES:
             hint = f'"8xH100", or "4x8xH100" for 4 nodes; devices are {", ".join(DEVICES)}; or pc.Cluster(...)'
             raise InputError(f"{shown(name)} is not the name of a cluster", hint=hint)
-        nodes, count, device = match[1], whole("devices", int(match[2]), 1), match[3].lower()
+        nodes, count, device = match[1], whole(f"{name!r}: the number of devices", int(match[2]), 1), match[3].lower()
         if nodes is not None:
             return cls(device=device, nodes=int(nodes), devices_per_node=count)
         if count > _PER_NODE and count % _PER_NODE:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from pipecompile.errors import InfeasibleError
+from pipecompile.ir.shown_value import shown
+from pipecompile.ir.units import counted
 from pipecompile.partitioners.clusters import Clusters, adjacency
 from pipecompile.partitioners.problem import Problem
 
@@ -62,7 +64,7 @@ def check_constraints(problem: Problem, clusters: Clusters, n_stages: int) -> No
     faults = [*_faults_inside_clusters(problem, clusters), *_faults_between_clusters(clusters, n_stages)]
     if faults:
         raise InfeasibleError(
-            f"no cut into {n_stages} stages meets the constraints",
+            f"no cut into {counted(n_stages, 'stage')} meets the constraints",
             where="; ".join(faults),
             why="pins, pairs apart, groups and precedence contradict each other",
             hint="remove some of them"
@@ -76,13 +78,13 @@ def _faults_inside_clusters(problem: Problem, clusters: Clusters) -> Iterator[st
     for number, stages in clusters.pins.items():
         if len(stages) > 1:
             names = [name for name in clusters.members[number] if name in problem.pins]
-            pinned = " and ".join(f"{name!r} to {problem.pins[name]}" for name in names)
+            pinned = " and ".join(f"{shown(name)} to {problem.pins[name]}" for name in names)
             reason = _precedence_path(problem, names[0], names[-1])
             yield f"{pinned} are pinned to different stages, yet share a stage: {reason}"
     for a, b in problem.apart:
         if cluster_of[a] == cluster_of[b]:
             reason = _precedence_path(problem, b, a)
-            yield f"{a!r} must be in a stage before {b!r}, yet shares one with it: {reason}"
+            yield f"{shown(a)} must be in a stage before {shown(b)}, yet shares one with it: {reason}"
 
 
 def _precedence_path(problem: Problem, start: str, end: str) -> str:
@@ -93,8 +95,8 @@ def _precedence_path(problem: Problem, start: str, end: str) -> str:
     if start not in graph or not nx.has_path(graph, start, end):
         start, end = end, start
     path = nx.shortest_path(graph, start, end)
-    shown = path if len(path) <= 6 else [*path[:3], "...", *path[-2:]]
-    return " -> ".join(map(repr, shown)).replace("'...'", "...")
+    names = [shown(name) for name in path]
+    return " -> ".join(names if len(names) <= 6 else [*names[:3], "...", *names[-2:]])
 
 
 def _faults_between_clusters(clusters: Clusters, n_stages: int) -> Iterator[str]:
@@ -119,11 +121,11 @@ def _chain_text(clusters: Clusters, pushed_by: list[int | None], end: int, stage
         path.append(here)
         here = None if here in clusters.pins else pushed_by[here]
     path.reverse()
-    text = repr(clusters.members[path[0]][0])
+    text = shown(clusters.members[path[0]][0])
     if path[0] in clusters.pins:
         text += f" is pinned to stage {max(clusters.pins[path[0]])},"
     for a, b in zip(path, path[1:], strict=False):
-        text += (" <" if (a, b) in clusters.strict_arcs else " ->") + f" {clusters.members[b][0]!r}"
+        text += (" <" if (a, b) in clusters.strict_arcs else " ->") + f" {shown(clusters.members[b][0])}"
     if end in clusters.pins:
         return text + f" is pinned to stage {min(clusters.pins[end])}, expected {stage} or later"
     return text + f": {stage + 1} stages are needed, n_stages is {n_stages}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.problem import Problem
 
 __all__ = ["Machine"]
@@ -111,7 +112,7 @@ class Machine:
 
 
 def _check(problem: Problem, n_stages: int) -> None:
-    where = f"problem {problem.name!r}" if problem.name else ""
+    where = f"problem {shown(problem.name)}" if problem.name else ""
     per_stage = ["placement", "in_flight", "recompute"]
     if problem.placement is None:
         per_stage = ["memory_limit", "in_flight", "speed", "links", "recompute"]
@@ -123,5 +124,5 @@ def _check(problem: Problem, n_stages: int) -> None:
                              where=where, hint=f"n_stages={len(values)}")  # fmt: skip
     for name, stage in problem.pins.items():
         if stage >= n_stages:
-            raise InputError(f"node {name!r} is pinned to stage {stage}, but n_stages is {n_stages}",
+            raise InputError(f"node {shown(name)} is pinned to stage {stage}, but n_stages is {n_stages}",
                              where=where, hint=f"n_stages={stage + 1} or more")  # fmt: skip

@@ -131,7 +131,7 @@ class Problem:
                 object.__setattr__(self, name, tuple(map(_as_tuple, value)))
 
     def __repr__(self) -> str:
-        return f"Problem({self.name!r}, n_nodes={len(self.nodes)}, n_tensors={len(self.tensors)})"
+        return f"Problem({shown(self.name)}, n_nodes={len(self.nodes)}, n_tensors={len(self.tensors)})"
 
     def to_json(self) -> str:
         """Return the text form."""
@@ -158,7 +158,7 @@ class Problem:
                 f"the problem has format {shown(problem.format)}, this version reads {FORMAT!r}", where=where
             )
         if unknown := sorted(set(keys) - {*cls.__dataclass_fields__, "optima"}):
-            raise PartitionError(f"the problem has unknown keys: {', '.join(unknown)}", where=where, hint=_HINT)
+            raise PartitionError(f"the problem has unknown keys: {shown(unknown)}", where=where, hint=_HINT)
         entries.check(where)
         return problem
 
@@ -191,5 +191,5 @@ class _Entries(msgspec.Struct):
         for (name, keys), entries in zip(known.items(), (self.nodes, self.tensors, self.shared), strict=True):
             for number, entry in enumerate(entries):
                 if unknown := sorted(entry.keys() - keys):
-                    what = f"{name} {number} of the problem has unknown keys: {', '.join(unknown)}"
+                    what = f"{name} {number} of the problem has unknown keys: {shown(unknown)}"
                     raise PartitionError(what, where=where, hint=f"its keys are {', '.join(sorted(keys))}")

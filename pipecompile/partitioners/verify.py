@@ -73,11 +73,11 @@ def verify_assignment(
 def assignment_faults(problem: Problem, stage_of: Mapping[str, int], n_stages: int) -> list[str]:
     """Return every fault of an assignment but memory: coverage, range, precedence, groups, constraints."""
     names = [node.name for node in problem.nodes]
-    faults = [f"node {name!r} has no stage" for name in names if name not in stage_of]
-    faults += [f"node {name!r} is not in the problem" for name in stage_of.keys() - set(names)]
+    faults = [f"node {shown(name)} has no stage" for name in names if name not in stage_of]
+    faults += [f"node {shown(name)} is not in the problem" for name in stage_of.keys() - set(names)]
     for name, stage in stage_of.items():
         if not 0 <= stage < n_stages:
-            faults.append(f"node {name!r} is in stage {stage}, expected 0 to {n_stages - 1}")
+            faults.append(f"node {shown(name)} is in stage {stage}, expected 0 to {n_stages - 1}")
     return [*faults, *_order_faults(problem, stage_of), *_group_and_pin_faults(problem, stage_of)]
 
 
@@ -92,21 +92,21 @@ def memory_text(size: float) -> str:
 def _order_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str]:
     for a, b in problem.precedence:
         if a in stage_of and b in stage_of and stage_of[a] > stage_of[b]:
-            yield f"{a!r} precedes {b!r}, yet is in stage {stage_of[a]} and {b!r} in stage {stage_of[b]}"
+            yield f"{shown(a)} precedes {shown(b)}, yet is in stage {stage_of[a]} and {shown(b)} in stage {stage_of[b]}"
     for a, b in problem.apart:
         if a in stage_of and b in stage_of and stage_of[a] >= stage_of[b]:
-            yield f"{a!r} must be in a stage before {b!r}, yet is in {stage_of[a]} and {b!r} in {stage_of[b]}"
+            yield f"{shown(a)} must be in a stage before {shown(b)}, yet is in {stage_of[a]} and {shown(b)} in {stage_of[b]}"
 
 
 def _group_and_pin_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str]:
     for number, group in enumerate(problem.groups):
         stages = {stage_of[name]: name for name in group if name in stage_of}
         if len(stages) > 1:
-            where = ", ".join(f"{stages[stage]!r} in {stage}" for stage in sorted(stages))
+            where = ", ".join(f"{shown(stages[stage])} in {stage}" for stage in sorted(stages))
             yield f"group {number} is spread over {len(stages)} stages: {where}"
     for name, stage in problem.pins.items():
         if stage_of.get(name, stage) != stage:
-            yield f"node {name!r} is pinned to stage {stage}, yet is in {stage_of[name]}"
+            yield f"node {shown(name)} is pinned to stage {stage}, yet is in {stage_of[name]}"
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
@@ -114,19 +114,19 @@ def _group_and_pin_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iter
 
 def _name_faults(problem: Problem) -> Iterator[str]:
     counts = Counter(node.name for node in problem.nodes)
-    yield from (f"node {name!r} appears {count} times" for name, count in counts.items() if count > 1)
+    yield from (f"node {shown(name)} appears {count} times" for name, count in counts.items() if count > 1)
     for place, names in _references(problem):
-        yield from (f"{place} names {name!r}, which is no node" for name in names if name not in counts)
+        yield from (f"{place} names {shown(name)}, which is no node" for name in names if name not in counts)
     for number, tensor in enumerate(problem.tensors):
-        place = f"tensor {number} from {tensor.source!r}"
+        place = f"tensor {number} from {shown(tensor.source)}"
         if not tensor.consumers:
             yield f"{place} has no consumer"
         if tensor.source in tensor.consumers:
             yield f"{place} is consumed by its own source"
         for name, count in Counter(tensor.consumers).items():
             if count > 1:
-                yield f"{place} names its consumer {name!r} {count} times"
-    yield from (f"apart {number} names {a!r} twice" for number, (a, b) in enumerate(problem.apart) if a == b)
+                yield f"{place} names its consumer {shown(name)} {count} times"
+    yield from (f"apart {number} names {shown(a)} twice" for number, (a, b) in enumerate(problem.apart) if a == b)
     yield from (f"shared {number} has no node" for number, shared in enumerate(problem.shared) if not shared.nodes)
 
 
@@ -146,16 +146,16 @@ def _references(problem: Problem) -> Iterator[tuple[str, Iterable[str]]]:
 def _number_faults(problem: Problem) -> Iterator[str]:
     for node in problem.nodes:
         for field in ("time", "forward", "bytes", "activation"):
-            yield from _number_fault(f"{field} of node {node.name!r}", getattr(node, field))
+            yield from _number_fault(f"{field} of node {shown(node.name)}", getattr(node, field))
         if 0 <= node.time < node.forward <= _MOST and node.forward > node.time * (1 + 1e-9):
-            yield f"forward of node {node.name!r} is {node.forward:g}, expected at most its time, {node.time:g}"
+            yield f"forward of node {shown(node.name)} is {node.forward:g}, expected at most its time, {node.time:g}"
     for number, tensor in enumerate(problem.tensors):
         for field in ("time", "bytes"):
-            yield from _number_fault(f"{field} of tensor {number} from {tensor.source!r}", getattr(tensor, field))
+            yield from _number_fault(f"{field} of tensor {number} from {shown(tensor.source)}", getattr(tensor, field))
     for number, shared in enumerate(problem.shared):
         yield from _number_fault(f"bytes of shared {number}", shared.bytes)
     for name, stage in problem.pins.items():
-        yield from _number_fault(f"pin of {name!r}", stage)
+        yield from _number_fault(f"pin of {shown(name)}", stage)
     if isinstance(problem.memory_limit, Real):
         yield from _number_fault("memory_limit", problem.memory_limit)
     yield from _list_faults(problem)
@@ -218,6 +218,10 @@ def _last_device(problem: Problem) -> int:
 # -- cycles ---------------------------------------------------------------------------------------------------------
 
 
+_MOST_OF_A_CYCLE = 8
+"""Nodes of a cycle that are all written."""
+
+
 def _cycle_faults(problem: Problem) -> Iterator[str]:
     """Yield one fault per strongly connected component of the precedence, without the pairs inside one group."""
     groups_of: dict[str, set[int]] = {}
@@ -230,4 +234,6 @@ def _cycle_faults(problem: Problem) -> Iterator[str]:
         start = min(component)
         if len(component) > 1 or graph.has_edge(start, start):
             cycle = nx.find_cycle(graph.subgraph(component), start)
-            yield "precedence has a cycle: " + " -> ".join([cycle[0][0], *(b for _, b in cycle)])
+            names = [shown(name) for name in (cycle[0][0], *(b for _, b in cycle))]
+            few = names if len(names) <= _MOST_OF_A_CYCLE else [*names[:3], "...", *names[-2:]]
+            yield f"precedence has a cycle: {' -> '.join(few)}"

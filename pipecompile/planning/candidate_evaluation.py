@@ -10,6 +10,7 @@ from pipecompile.costs import NodeCost
 from pipecompile.errors import InfeasibleError, InputError, PipecompileError, ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.candidates import Candidate, Considered
+from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.partitioners.incumbent import GAP
@@ -259,7 +260,7 @@ class CandidateEvaluator:
             return error
         error = InfeasibleError(
             error.what + f", with none of {self.n_counts} numbers of micro-batches" * (self.n_counts > 1),
-            where=f"{count} micro-batches, {schedule}: {error.where}",
+            where=f"{counted(count, 'micro-batch')}, {schedule}: {error.where}",
             why=error.why,
             hint=error.hint,
         )
@@ -278,7 +279,7 @@ def _none_served(first: Point, n_counts: int) -> InputError:
     count = first.options.default_microbatches
     return InputError(
         f'n_microbatches="auto": the recording serves none of {n_counts} numbers of micro-batches',
-        where=f"{first.count} micro-batches, the largest of {first.samples} samples",
+        where=f"{counted(first.count, 'micro-batch')}, the largest of {first.samples} samples",
         why=first.reason,
         hint=f"n_microbatches={count}: a number that is not compared with others may be recorded several times",
     )

@@ -22,6 +22,7 @@ from pipecompile.costs.user_costs import costs_from_provider, with_user_costs
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.ir.progress import task
+from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.runtime.partitions import stream_of
 from pipecompile.torch_private.accelerators import OnStreams
@@ -88,7 +89,7 @@ def _measure(graph: TracedGraph, leaves: Sequence[Any], options: Options, repeat
     model = select_cost_model(on_device, values, cost=options.cost, device=device)
     verb = "measuring" if model == "profile" else "estimating"
     streams = OnStreams(stream_of(options.partitions[0])) if options.partitions else nullcontext()
-    with task(f"{verb} {len(compute_nodes(on_device))} operations") as work, streams:
+    with task(f"{verb} {counted(len(compute_nodes(on_device)), 'operation')}") as work, streams:
         costs = node_costs(on_device, values, cost=model, device=options.cost_device, repeats=repeats, work=work)
     if options.costs:
         return MeasuredCosts(f"{model} and own", with_user_costs(graph, costs, options.costs))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import check_batch_first
+from pipecompile.ir.units import counted
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["barred", "counts_to_try", "first_count"]
@@ -35,7 +36,7 @@ def barred(graph: TracedGraph, parts: Sequence[int]) -> str:
         return f"the model branches on the batch size: {guard}"
     only = graph.facts.batch_size
     if only is not None and set(parts) != {only}:
-        return f"the recording is for micro-batches of {only} samples alone"
+        return f"the recording is for micro-batches of {counted(only, 'sample')} alone"
     try:
         check_batch_first(graph) if len(parts) > 1 else None
     except InputError as error:

@@ -222,7 +222,7 @@ def _check_pieces(tied: Mapping[str, tuple[str, ...]], together: Problem, n_stag
     pieces = len(coarsen(together))
     if pieces < n_stages:
         raise PartitionError(
-            f"the model cannot be cut into {n_stages} stages with its tied weights together",
+            f"the model cannot be cut into {counted(n_stages, 'stage')} with its tied weights together",
             where="; ".join(f"{name}: {nodes[0]} ... {nodes[-1]}" for name, nodes in tied.items()),
             why="what lies between two uses of a weight must be in the same stage as both",
             hint=f"n_stages={pieces}{' or fewer' * (pieces > 1)}"

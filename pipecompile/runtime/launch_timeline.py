@@ -9,14 +9,16 @@ launch up that the program does not (benchmarks/launches.py).
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Unpack
 
 from pipecompile.errors import InputError
-from pipecompile.ir import HOST, Instruction, Op, Program
+from pipecompile.ir import HOST, Instruction, Op, Program, Value
 from pipecompile.ir.execution_order import merged
+from pipecompile.ir.slices import in_slices
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.runtime.stream_events import STORE, Lane, Launch, launches
-from pipecompile.simulation.costs import CostOptions, Costs, Hosts, make_costs
+from pipecompile.simulation.costs import CostOptions, Costs, Engines, Hosts, make_costs
 from pipecompile.simulation.host_launches import launch_seconds
 from pipecompile.verifiers import verify
 
@@ -28,21 +30,31 @@ def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timelin
 
     Copies of OFFLOAD and RELOAD have a stream per direction and device. The host launches all devices in one order and waits for
     none of them. The program has to be lowered with `overlap=True`. Memory is not simulated. Copies between devices queue for the
-    link between their two devices. Raises InputError for ties, which ranks alone exchange, and for `engines="device"`, and
-    VerifyError for a program that is not legal. O(n) for n instructions.
+    link between their two devices. Actions that overlap run one after the other, as one process runs them.
+
+    Raises InputError for what one process does not do: ties and collectives, which ranks alone have, seconds of actions that overlap,
+    and `engines="device"`. Raises VerifyError for a program that is not legal. O(n) for n instructions.
     """
     if not isinstance(program, Program):
         raise InputError(f"a {type(program).__name__} is no Program", hint="simulate_launches(pipe.program, ...)")
-    checked = make_costs(program.n_stages, program.n_devices, program.routes, program.ties, **costs)
-    if program.ties or costs.get("engines", "pair") != "pair":
-        what = "ties" if program.ties else "engines='device'"
-        raise InputError(
-            f"{what} cannot be simulated launch by launch",
-            why="one process launches copies on a stream per pair of devices, and keeps tied parameters equal by itself",
-            hint="simulate(program, ...)",
-        )
+    checked = make_costs(program.n_stages, program.n_devices, program.routes, program.ties, program.n_slices, **costs)
+    if what := _not_launched(program, checked):
+        raise InputError(f"{what[0]} cannot be simulated launch by launch", why=what[1], hint="simulate(program, ...)")
     verify(program)
     return _LaunchRun(program, checked).run()
+
+
+def _not_launched(program: Program, costs: Costs) -> tuple[str, str] | None:
+    """Return what one process does not do of a program under these costs, and what it does; None if it does all."""
+    if program.ties:
+        return "ties", "one process keeps tied parameters equal by itself"
+    if costs.engines is not Engines.PAIR:
+        return "engines='device'", "one process launches copies on a stream per pair of devices"
+    if costs.sharding is not None and any((*costs.sharding.unshard, *costs.sharding.reduce)):
+        return "collectives of sharded parameters", "one process has one copy of the pipeline"
+    if costs.overlap is not None or costs.communication:
+        return "costs of actions that overlap", "one process launches the two actions one after the other"
+    return None
 
 
 class _LaunchRun:
@@ -51,7 +63,7 @@ class _LaunchRun:
     def __init__(self, program: Program, costs: Costs) -> None:
         self.program, self.costs = program, costs
         self.sizes = {route.value: route.nbytes for route in program.routes}
-        self.free: dict[Lane, float] = {}
+        self.free: dict[Hashable, float] = {}
         self.host: dict[int, float] = {}
         self.ends: dict[tuple[int, int], float] = {}
 
@@ -69,9 +81,10 @@ class _LaunchRun:
         if launch.lane is None:
             return None
         begun, launched = self.issued(place[0], instruction)
-        start = max([begun, self.free.get(launch.lane, 0.0), *(self.ends[before] for before in launch.waits)])
+        stream = self.stream(launch.lane)
+        start = max([begun, self.free.get(stream, 0.0), *(self.ends[before] for before in launch.waits)])
         seconds = self.seconds(instruction, launch.lane)
-        end = self.free[launch.lane] = self.ends[place] = max(start + seconds, launched)
+        end = self.free[stream] = self.ends[place] = max(start + seconds, launched)
         source, target = launch.lane
         if STORE in launch.lane:
             ends = (source, "to host") if target == STORE else (target, "from host")
@@ -91,15 +104,27 @@ class _LaunchRun:
         self.host[thread] = begun + launch_seconds(instruction.action, self.costs)
         return begun, self.host[thread]
 
+    def stream(self, lane: Lane) -> Hashable:
+        """Return what runs the launches of a lane one after the other: the lane, or the stream on which several devices compute."""
+        source, target = lane
+        return self.costs.streams[source] if source == target and self.costs.streams else lane
+
     def seconds(self, instruction: Instruction, lane: Lane) -> float:
         """Return the seconds of an instruction; outputs take none on their way to the host."""
-        if instruction.action is not None and STORE in lane:
-            return self.costs.offload_seconds(instruction.action.stage)
         if instruction.action is not None:
-            return self.costs.seconds[instruction.action.kind][instruction.action.stage]
+            action = in_slices(instruction.action, self.program.n_slices)
+            if STORE in lane:
+                return self.costs.offload_seconds(action.stage) * self.costs.byte_share(action)
+            return self.costs.action_seconds(action)
         if instruction.op is Op.RECV and lane[0] == HOST:
-            return self.costs.input_seconds(self.sizes[instruction.writes[0].value.name])
+            value = instruction.writes[0].value
+            return self.costs.input_seconds(self.sizes[value.name] * self.share(value))
         if instruction.op is not Op.SEND or lane[0] == lane[1] or HOST in lane:
             return 0.0
-        name = instruction.reads[0].value.name
-        return self.costs.message(name, self.sizes[name], *lane)
+        value = instruction.reads[0].value
+        return self.costs.message(value.name, self.sizes[value.name], *lane, self.share(value))
+
+    def share(self, value: Value) -> float:
+        """Return the share of a value in that of its micro-batch: 1, or that of its slice."""
+        slices = self.costs.slices
+        return 1.0 if slices is None else slices.of_bytes(value.microbatch % self.program.n_slices)

@@ -11,8 +11,9 @@ from torch import nn
 
 from pipecompile.errors import InputError, PlanError, described
 from pipecompile.graph.cut_constraints import CutConstraints
-from pipecompile.ir.plan import Plan
+from pipecompile.ir.plan import DAMAGED, Plan
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.units import counted
 from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, whole_number
 
 __all__ = ["CutSettings", "check_module_name", "resolve_constraints", "stage_count"]
@@ -35,9 +36,10 @@ def _with_types(name: str, plan: Plan) -> Plan:
         typed = Plan.from_json(plan.to_json())
         return plan if typed == plan else typed
     except PlanError as error:
-        raise PlanError(f"{name}= has parts of other types", where=error.where, why=error.why or error.what) from None
+        what = error.what if error.what.startswith(DAMAGED) else "the plan has parts of other types"
+        raise PlanError(f"{name}=: {what}", why=error.why or error.what, hint=error.hint) from None
     except Exception as error:  # what cannot be written as JSON
-        raise PlanError(f"{name}= has parts of other types", why=described(error)) from None
+        raise PlanError(f"{name}=: the plan has parts of other types", why=described(error)) from None
 
 
 def _gap(name: str, value: Any) -> float:
@@ -68,7 +70,7 @@ class CutSettings(Group):
         super().__post_init__()
         if self.plan is not None and self.plan.n_stages != self.n_stages:
             raise InputError(
-                f"the plan has {self.plan.n_stages} stages, n_stages is {self.n_stages}",
+                f"the plan has {counted(self.plan.n_stages, 'stage')}, n_stages is {self.n_stages}",
                 hint=f"n_stages={self.plan.n_stages}, or no plan",
             )
 

@@ -16,6 +16,7 @@ from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.slices import count_text
 from pipecompile.ir.timeline import Timeline
+from pipecompile.ir.units import counted
 from pipecompile.ir.views import register_writer
 from pipecompile.show.gantt import timeline_svg
 from pipecompile.show.graphviz import graph_dot
@@ -102,7 +103,7 @@ def _timeline_texts(
         return texts
     title = ""
     if schedule is not None:
-        title = f"{schedule.name}, {schedule.n_stages} stages, {count_text(schedule)}"
+        title = f"{schedule.name}, {counted(schedule.n_stages, 'stage')}, {count_text(schedule)}"
     return texts | {"timeline.svg": timeline_svg(predicted, measured, title=title, devices=devices, seconds=seconds)}
 
 

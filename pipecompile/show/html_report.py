@@ -19,7 +19,7 @@ import msgspec
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, NO_SLICE, Action, Schedule
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.slices import count_text
+from pipecompile.ir.slices import shape_text
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
@@ -101,7 +101,7 @@ def _read(name: str) -> str:
 
 
 def _counts(schedule: Schedule) -> str:
-    return f"{schedule.name}, {schedule.n_stages} stages on {schedule.n_devices} devices, {count_text(schedule)}"
+    return f"{schedule.name}, {shape_text(schedule)}"
 
 
 def _facts(timelines: dict[str, Timeline], plan: Plan | None, *, seconds: bool) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,9 @@ from html import escape
 from pipecompile.errors import PipecompileError, ScheduleError
 from pipecompile.ir import NO_MICROBATCH, Action, Program, Schedule
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.slices import count_text
+from pipecompile.ir.slices import shape_text
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
+from pipecompile.ir.units import counted
 from pipecompile.ir.views import register_html
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
 from pipecompile.show.table import stage_caption, stage_columns
@@ -46,8 +47,7 @@ def schedule_html(schedule: Schedule) -> str:
     """Return the chart of the schedule in unit time; for an illegal schedule its faults and its CSV."""
     from pipecompile.simulation.simulator import simulate
 
-    counts = f"{schedule.n_stages} stages on {schedule.n_devices} devices, {count_text(schedule)}"
-    heading = f"<b>{escape(schedule.name)}</b>, {counts}"
+    heading = f"<b>{escape(schedule.name)}</b>, {shape_text(schedule)}"
     try:
         timeline = simulate(schedule)
     except PipecompileError as error:
@@ -63,7 +63,8 @@ def program_html(program: Program) -> str:
     lines = str(program).splitlines()
     rest = [f"... {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
     text = escape("\n".join([*lines[:_MOST_LINES], *rest]))
-    summary = f"<b>program</b>, {program.n_stages} stages on {len(program.rows)} devices, {count} instructions"
+    places = f"{counted(program.n_stages, 'stage')} on {counted(len(program.rows), 'device')}"
+    summary = f"<b>program</b>, {places}, {counted(count, 'instruction')}"
     return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"
 
 

@@ -2,6 +2,8 @@
 
 F + saved (or recipe, if recomputed)     R + saved, - recipe     B - saved     I - saved + weight_saved     W - weight_saved
 at its start                             start, end              end           end                          end
+
+The first B or W of a stage adds its gradients, at its start.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ def _changes(run: ArrayRun, costs: Costs) -> tuple[NDArray[np.float64], NDArray[
         (Kind.RECOMPUTE, -recipe), (Kind.BACKWARD, -saved), (Kind.INPUT_GRAD, kept - saved), (Kind.WEIGHT_GRAD, -kept)
     ):  # fmt: skip
         ends = np.where(is_kind[kind], size, ends)
+    if costs.sharding is not None:
+        adding = np.flatnonzero(is_kind[Kind.BACKWARD] | is_kind[Kind.WEIGHT_GRAD])
+        added, first = np.unique(stages[adding], return_index=True)
+        begins[adding[first]] += np.array(costs.sharding.gradients)[added]
     return begins, ends
 
 

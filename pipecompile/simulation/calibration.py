@@ -8,6 +8,7 @@ from typing import cast
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import NO_SLICE, Action, Kind
+from pipecompile.ir.input_checks import amount
 from pipecompile.ir.timeline import COMPUTE, Timeline
 from pipecompile.simulation.costs import CostOptions
 
@@ -27,7 +28,7 @@ def calibrate(measured: Timeline) -> CostOptions:
 
     Per stage, the median seconds of its F, R, B, I and W over the micro-batches. A kind that no stage ran is left out; a stage that did
     not run a kind has 0 seconds for it. Transfers, launches and bytes are not in a measured step. Raise InputError for what is no
-    timeline of actions.
+    timeline of actions, and for one in which stages have no forward, such as that of one rank.
     """
     if not isinstance(measured, Timeline):
         raise InputError(f"a {type(measured).__name__} is no Timeline", hint="pipe.measured, after a step")
@@ -38,10 +39,15 @@ def calibrate(measured: Timeline) -> CostOptions:
                 raise InputError(
                     f"the timeline has {action}, an action on a slice", why="costs are of whole micro-batches"
                 )
-            seconds[action.kind][action.stage].append(span.end - span.start)
+            seconds[action.kind][action.stage].append(amount(f"the seconds of {action}", span.end - span.start))
     n_stages = 1 + max((stage for stages in seconds.values() for stage in stages), default=-1)
     if not n_stages:
         raise InputError("the timeline has no actions", hint="pipe.measured, after a step")
+    if (missing := next((s for s in range(n_stages) if s not in seconds[Kind.FORWARD]), None)) is not None:
+        hint = "pipe.gathered() on all ranks, then pc.calibrate(pipe.measured)"
+        raise InputError(
+            f"the timeline has no forward of stage {missing}", why="a rank measures its own stages", hint=hint
+        )
     costs = {
         name: [median(seconds[kind][stage]) if seconds[kind][stage] else 0.0 for stage in range(n_stages)]
         for kind, name in _COSTS.items()

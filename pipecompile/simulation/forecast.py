@@ -4,7 +4,8 @@
     reduces  │           [stage 2 ─────]  [stage 0]
 
 A draw multiplies the seconds of every action, transfer, reduction and optimizer step by a factor of its own, log-normal with mean 1. A
-step waits for the slowest of many, so the mean of the draws is longer than the step without jitter.
+step waits for the slowest of many, so the mean of the draws is longer than the step without jitter. It may be shorter where other copies
+queue for an engine in another order: with engines="device", and with nics.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import counted
 from pipecompile.simulation.contention_walk import walk_contended
 from pipecompile.simulation.costs import CostOptions, Costs, Engines, PerStage
-from pipecompile.simulation.gradient_reductions import last_ends, optimizer_times, reduction_times
+from pipecompile.simulation.gradient_reductions import gradient_ends, optimizer_times, reduction_times, row_ends
 from pipecompile.simulation.simulator import build_tasks, make_timeline, run_to_end
 from pipecompile.simulation.task_graph import TaskGraph, Times
 
@@ -86,8 +87,8 @@ def forecast(
     """Return the predicted training step of a schedule or program under the costs of `simulate` and more.
 
     `reduction`: seconds per stage to reduce its gradients among copies of the pipeline. It begins after the last action of the
-    stage, beside what its device still computes, on links of its own; a device reduces one stage at a time. `optimizer`: seconds
-    per stage of the optimizer step, after the last action of its device, once the gradients are reduced.
+    stage and the collective of its REDUCE_GRAD, beside what its device still computes, on links of its own; a device reduces one stage at a time. `optimizer`: seconds
+    per stage of the optimizer step, after the last action of its device, once the gradients are reduced and those of ties are added.
 
     `rendezvous`: in each SEND and RECV of a program, both devices wait until the transfer is over. By default receives are posted early and
     sends are buffered, as the runtime does.
@@ -184,9 +185,8 @@ def _after_the_pipeline(
     tasks: TaskGraph, times: Times, placement: Sequence[int], reduction: Sequence[float], optimizer: Sequence[float]
 ) -> list[Span]:
     """Return the spans of reductions and optimizer steps that take time."""
-    ends = last_ends(tasks, times)
-    reduced = reduction_times(ends, placement, reduction)
-    steps = optimizer_times(reduced, ends, placement, optimizer)
+    reduced = reduction_times(gradient_ends(tasks, times), placement, reduction)
+    steps = optimizer_times(reduced, row_ends(tasks, times), placement, optimizer)
     return [*_spans(REDUCE, "gradients", reduced, placement), *_spans(COMPUTE, "optimizer", steps, placement)]
 
 

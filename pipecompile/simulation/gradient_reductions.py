@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pipecompile.ir import Kind
 from pipecompile.simulation.task_graph import TaskGraph, Times
 
-__all__ = ["last_ends", "optimizer_times", "reduced_makespan", "reduction_times"]
+__all__ = ["gradient_ends", "last_ends", "optimizer_times", "reduced_makespan", "reduction_times", "row_ends"]
 
 
 def last_ends(tasks: TaskGraph, times: Times) -> dict[int, float]:
@@ -20,6 +21,20 @@ def last_ends(tasks: TaskGraph, times: Times) -> dict[int, float]:
         if action is not None:
             ends[action.stage] = max(ends.get(action.stage, 0.0), end)
     return ends
+
+
+def gradient_ends(tasks: TaskGraph, times: Times) -> dict[int, float]:
+    """Return, per stage, the seconds at which its last action ends, and with it the collective that REDUCE_GRAD begins."""
+    ends = last_ends(tasks, times)
+    for action, sent in zip(tasks.actions, tasks.sends, strict=True):
+        if action is not None and action.kind is Kind.REDUCE_GRAD:
+            ends[action.stage] = max([ends[action.stage], *(times.message_end[message] for message in sent)])
+    return ends
+
+
+def row_ends(tasks: TaskGraph, times: Times) -> list[float]:
+    """Return, per device, the seconds at which its row ends: with its last action, or with the gradients of ties that it waits for."""
+    return [times.end[row.stop - 1] if row else 0.0 for row in tasks.rows]
 
 
 def reduced_makespan(ends: Mapping[int, float], placement: Sequence[int], seconds: Sequence[float]) -> float:
@@ -47,18 +62,16 @@ def reduction_times(
 
 def optimizer_times(
     reduced: Mapping[int, tuple[float, float]],
-    ends: Mapping[int, float],
+    row_ends: Sequence[float],
     placement: Sequence[int],
     seconds: Sequence[float],
 ) -> dict[int, tuple[float, float]]:
     """Return, per stage, the seconds at which its optimizer step begins and ends.
 
-    A device steps its stages one after the other, each once its gradients are reduced, and none before its last action: `ends` has that
-    of each stage.
+    A device steps its stages one after the other, each once its gradients are reduced, and none before its row ends: `row_ends` has
+    the seconds of that per device.
     """
-    free = dict.fromkeys(placement, 0.0)
-    for stage, end in ends.items():
-        free[placement[stage]] = max(free[placement[stage]], end)
+    free = list(row_ends)
     times = {}
     for stage, (_, end) in reduced.items():
         device = placement[stage]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipecompile.ir import HOST, Action, Kind, Op, Program, Schedule
+from pipecompile.ir import HOST, SHARDING, Action, Kind, Op, Program, Schedule
 from pipecompile.ir.execution_order import merged
 from pipecompile.simulation.costs import Costs, Hosts
 from pipecompile.simulation.event_walk import walk
@@ -21,10 +21,13 @@ __all__ = ["input_posts", "issue_times", "launch_seconds", "stream_order", "walk
 Issue = tuple[float, float]
 """Begin and end of a launch on the host, in seconds."""
 
+_COPIES = frozenset((Kind.OFFLOAD, Kind.RELOAD, *SHARDING))
+"""The kinds whose launch is one call, as that of a message: it takes the host no time here."""
+
 
 def launch_seconds(action: Action | None, costs: Costs) -> float:
-    """Return the seconds of the host for an action; B launches as much as I and W together."""
-    if action is None:
+    """Return the seconds of the host for an action; B launches as much as I and W together, and copies launch no kernel."""
+    if action is None or action.kind in _COPIES:
         return 0.0
     return costs.launch[action.stage] * (2 if action.kind is Kind.BACKWARD else 1)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pipecompile.ir import Action, Kind, Op, Program, Value, part_of
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.slices import first_slice
+from pipecompile.ir.units import counted
 
 __all__ = ["byte_faults", "in_flight_faults"]
 
@@ -18,10 +19,10 @@ def in_flight_faults(
     rows: Sequence[Iterable[Action]], placement: Sequence[int], limit: Sequence[float]
 ) -> Iterator[str]:
     """Yield each device with more micro-batches, or slices, in flight than its `limit`."""
-    noun = "micro-batches" if first_slice(rows) is None else "slices"
+    noun = "micro-batch" if first_slice(rows) is None else "slice"
     for device, (peak, most) in enumerate(zip(in_flight(rows, placement), limit, strict=True)):
         if peak > most:
-            yield f"device {device} has {peak:g} {noun} in flight, {most:g} are allowed"
+            yield f"device {device} has {counted(peak, noun)} in flight, {most:g} are allowed"
 
 
 def byte_faults(program: Program, sizes: Mapping[str, float], limit: Sequence[float]) -> Iterator[str]:

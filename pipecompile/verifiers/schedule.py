@@ -94,13 +94,15 @@ def shape_faults(schedule: Schedule) -> list[str]:
 
 def _count_and_placement_faults(schedule: Schedule) -> Iterator[str]:
     if schedule.n_stages < 1 or schedule.n_microbatches < 1:
-        yield f"{schedule.n_stages} stages and {schedule.n_microbatches} micro-batches: at least one of each is needed"
+        counts = f"{counted(schedule.n_stages, 'stage')} and {counted(schedule.n_microbatches, 'micro-batch')}"
+        yield f"{counts}: at least one of each is needed"
     if schedule.n_slices < 1:
-        yield f"{schedule.n_slices} slices per micro-batch: at least one is needed"
+        yield f"{counted(schedule.n_slices, 'slice')} per micro-batch: at least one is needed"
     elif schedule.n_slices > max(1, n_actions := sum(map(len, schedule.rows))):
         yield f"{schedule.n_slices} slices per micro-batch, and the schedule has {counted(n_actions, 'action')}"
     if len(schedule.placement) != schedule.n_stages:
-        yield f"{len(schedule.placement)} stages are placed, there are {schedule.n_stages}"
+        n_placed = len(schedule.placement)
+        yield f"{counted(n_placed, 'stage')} {'is' if n_placed == 1 else 'are'} placed, there are {schedule.n_stages}"
     for stage, device in enumerate(schedule.placement):
         if not 0 <= device < schedule.n_devices:
             yield f"stage {stage} is placed on device {device}, devices are 0 to {schedule.n_devices - 1}"

@@ -13,6 +13,7 @@ from pipecompile.ir import Action, Kind, Schedule
 from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import first_slice
+from pipecompile.ir.units import counted
 from pipecompile.ir.written_program import overlaps_fault
 
 __all__ = ["check_form", "form_faults"]
@@ -65,7 +66,7 @@ def _placement_faults(schedule: Schedule | PeriodicSchedule) -> Iterator[str]:
     if not isinstance(placement, tuple) or not all(map(_is_few, placement)):
         yield f"placement is {shown(placement)}, expected a tuple with the device of each stage: (0, 1)"
     elif _is_whole(schedule.n_stages) and len(placement) != schedule.n_stages:
-        yield f"{len(placement)} stages are placed, there are {shown(schedule.n_stages)}"
+        yield f"{counted(len(placement), 'stage')} {'is' if len(placement) == 1 else 'are'} placed, there are {shown(schedule.n_stages)}"
 
 
 def _row_faults(part: str, rows: object) -> Iterator[str]:

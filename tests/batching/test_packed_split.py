@@ -73,7 +73,7 @@ def test_a_function_gives_each_micro_batch_its_own() -> None:
     assert [target.tolist() for target in listed.targets] == [[0, 1, 2, 3, 4], [5, 6, 7, 8]]
     both = split(TOKENS, CU, 3, splits={"cu": "offsets", "other": lambda _, sizes: [*sizes]})
     assert [one.args[2] for one in both.calls] == [4, 5]
-    with pytest.raises(InputError, match="returned 1 entries for 2 micro-batches"):
+    with pytest.raises(InputError, match="returned 1 entry for 2 micro-batches"):
         split(TOKENS, CU, splits={"cu": lambda *_: [1]})
 
 

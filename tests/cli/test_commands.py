@@ -224,7 +224,7 @@ def test_schedule_needs_no_model(cli, compiler, tmp_path):
 def test_a_file_of_ones_own_is_drawn_or_what_is_wrong_with_it_said(cli, tmp_path):
     (tmp_path / "mine.csv").write_text("0F0,0F1,0I0,0W0,0I1,0W1\n")
     assert cli("schedule", tmp_path / "mine.csv").out.startswith(
-        "mine, 1 stages on 1 device, 2 micro-batches: makespan 6,"
+        "mine, 1 stage on 1 device, 2 micro-batches: makespan 6,"
     )
     (tmp_path / "mine.csv").write_text("0F0,0F1,0W0,0I0,0I1\n")
     outcome = cli("schedule", tmp_path / "mine.csv")

@@ -133,3 +133,11 @@ def test_equal_seeds_give_equal_weights_and_data():
     loaded(0)  # importing the module draws numbers too
     assert torch.equal(loaded(1), loaded(1))
     assert not torch.equal(loaded(1), loaded(2))
+
+
+@pytest.mark.parametrize("seed", ["100000000000000000000", "-100000000000000000000"])
+def test_a_seed_that_torch_does_not_take_is_refused(cli, seed):
+    """Before, a traceback of torch: "Overflow when unpacking long long"."""
+    outcome = cli("check", "torchvision:resnet18", "--input", "2x3x32x32", "--seed", seed)
+    assert outcome.code == 2
+    assert "--seed" in outcome.err

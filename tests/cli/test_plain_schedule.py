@@ -32,7 +32,7 @@ def test_slices_are_for_names(name, tmp_path, monkeypatch):
 def test_slices_are_drawn_in_columns_of_a_slice(cli, tmp_path):
     outcome = cli("schedule", "seq1f1b", "--stages", "2", "--microbatches", "1", "--slices", "2")
     assert outcome.code == 0
-    assert "seq1f1b, 2 stages on 2 devices, 1 micro-batches of 2 slices: makespan 4.5, bubble 33.3%" in outcome.out
+    assert "seq1f1b, 2 stages on 2 devices, 1 micro-batch of 2 slices: makespan 4.5, bubble 33.3%" in outcome.out
     assert "most slices in flight per device: 2 2" in outcome.out
     assert "dev 0  0F0.0 0F0.1 .     .     .     0B0.1------ 0B0.0------" in outcome.out
     assert "0F0.0,0F0.1,0B0.1,0B0.0" in outcome.out

@@ -62,3 +62,15 @@ def test_what_is_no_size_is_refused_by_name(text):
 )
 def test_a_counted_noun_is_singular_or_plural(count: float, noun: str, text: str) -> None:
     assert counted(count, noun) == text
+
+
+def test_counts_have_all_digits_and_their_nouns_a_number() -> None:
+    """Before, a million samples and more were written as 1.23457e+06."""
+    assert [counted(n, "sample") for n in (0, 1, 2, 1_234_567)] == [
+        "0 samples",
+        "1 sample",
+        "2 samples",
+        "1234567 samples",
+    ]
+    assert [counted(n, "entry") for n in (1, 2)] == ["1 entry", "2 entries"]
+    assert counted(0.5, "micro-batch") == "0.5 micro-batches"

@@ -67,3 +67,8 @@ def test_a_cluster_is_itself_and_nothing_else_is_one() -> None:
     assert cluster_of(cluster) is cluster
     with pytest.raises(pc.InputError, match="neither a Cluster"):
         cluster_of(8)  # type: ignore[arg-type]
+
+
+def test_no_devices_are_refused_by_the_name_of_the_cluster() -> None:
+    with pytest.raises(pc.InputError, match=r"'0xh100': the number of devices=0 is not a whole number"):
+        pc.Cluster.of("0xh100")

@@ -27,7 +27,7 @@ NODES = tuple(Node(name, 1.0) for name in "abcd")
 
 def test_each_cycle_is_one_fault_and_is_printed():
     faults = problem_faults(Problem(NODES, precedence=(("a", "b"), ("b", "a"), ("c", "d"), ("d", "d"))))
-    assert faults == ["precedence has a cycle: a -> b -> a", "precedence has a cycle: d -> d"]
+    assert faults == ["precedence has a cycle: 'a' -> 'b' -> 'a'", "precedence has a cycle: 'd' -> 'd'"]
 
 
 def test_a_cycle_made_by_a_group_is_legal_and_one_beside_it_is_not():
@@ -35,7 +35,7 @@ def test_a_cycle_made_by_a_group_is_legal_and_one_beside_it_is_not():
     induced = Problem(NODES, precedence=(("a", "b"), ("b", "c")), groups=(("a", "c"),))
     assert problem_faults(induced) == []
     beside = Problem(NODES, precedence=(("a", "b"), ("b", "a")), groups=(("a", "c"),))
-    assert problem_faults(beside) == ["precedence has a cycle: a -> b -> a"]
+    assert problem_faults(beside) == ["precedence has a cycle: 'a' -> 'b' -> 'a'"]
 
 
 def test_a_cycle_inside_one_group_is_legal():
@@ -116,7 +116,7 @@ def test_verify_problem_reports_all_faults_at_once():
         "pins names 'p'",
         "apart 0 names 'b' twice",
         "memory_limit has 2, speed has 2, links has 1, in_flight has 3",
-        "a -> b -> c -> a",
+        "'a' -> 'b' -> 'c' -> 'a'",
     ):
         assert part in text
     assert len(caught.value.faults) == 23
@@ -134,3 +134,31 @@ def test_times_whose_sums_are_infinite_are_a_fault() -> None:
     problem = Problem(nodes=(Node("a", 1e308), Node("b", 1e308)), precedence=(("a", "b"),))
     with pytest.raises(VerifyError, match=r"time of node 'a' is 1e\+308, expected at most 1e\+100"):
         verify_problem(problem)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"precedence": (("a", "z"),)},
+        {"precedence": (("a", "b"), ("b", "a"))},
+        {"groups": (("a", "z"),)},
+        {"apart": (("a", "a"),)},
+        {"nodes": "aa"},
+    ],
+)
+def test_long_names_are_shortened(parts):
+    """Before, each fault wrote names of 5,000 characters whole."""
+    long = {letter: letter * 5000 for letter in "abz"}
+    names = {
+        key: tuple(tuple(long[x] for x in entry) for entry in value) for key, value in parts.items() if key != "nodes"
+    }
+    nodes = tuple(Node(long[x], 1.0) for x in parts.get("nodes", "ab"))
+    faults = problem_faults(Problem(nodes, **names))
+    assert faults
+    assert max(map(len, faults)) < 400
+
+
+def test_of_a_long_cycle_the_ends_are_written():
+    names = [f"n{i:02}" for i in range(30)]
+    problem = Problem(tuple(Node(n, 1.0) for n in names), tuple(zip(names, names[1:] + names[:1], strict=True)))
+    assert problem_faults(problem) == ["precedence has a cycle: 'n00' -> 'n01' -> 'n02' -> ... -> 'n29' -> 'n00'"]

@@ -69,3 +69,22 @@ def test_a_program_that_is_not_legal_is_refused(change: dict[str, object]) -> No
     damaged = replace(program, **({"rows": program.rows[:1]} if "rows" in change else change))  # type: ignore[arg-type]
     with pytest.raises(VerifyError):
         simulate_launches(damaged)
+
+
+def test_launches_of_slices_take_their_shares() -> None:
+    """Before, a slice took the seconds of its whole micro-batch, and as long to send: 51 s for 12.75."""
+    program = lower(pc.build_schedule("seq1f1b", 2, 4), chain(2), overlap=True)
+    costs = {"transfer": 0.3, "slice_seconds": [0.1, 0.2, 0.3, 0.4], "slice_bytes": [0.4, 0.3, 0.2, 0.1]}
+    assert simulate_launches(program, **costs).makespan == pytest.approx(pc.simulate(program, **costs).makespan)
+
+
+def test_launches_of_devices_on_one_stream_follow_each_other() -> None:
+    program = lower(pc.build_schedule("1f1b", 2, 4), overlap=True)
+    assert simulate_launches(program, streams=[0, 0]).makespan == pc.simulate(program, streams=[0, 0]).makespan == 24
+
+
+@pytest.mark.parametrize("cost", ["overlap", "forward_communication", "unshard", "reduce_grad"])
+def test_costs_of_what_one_process_does_not_do_are_refused(cost: str) -> None:
+    program = lower(pc.insert_sharding(pc.insert_overlap(pc.build_schedule("1f1b", 2, 4))), overlap=True)
+    with pytest.raises(InputError, match="cannot be simulated launch by launch"):
+        simulate_launches(program, **{cost: 0.5})

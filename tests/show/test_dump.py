@@ -27,8 +27,9 @@ def graph():
 
 @pytest.fixture
 def pieces(plan, graph, schedule, program, predicted):
+    stages = tuple(replace(s, nodes=int(s.stage < 2), sent_bytes=0.0, skips_in=0, skips_out=0) for s in plan.stages)
     return {
-        "plan": replace(plan, stage_of={"_0": 0, "_1": 1}),
+        "plan": replace(plan, stage_of={"_0": 0, "_1": 1}, stages=stages, routes=()),
         "graph": graph,
         "schedule": schedule,
         "program": program,

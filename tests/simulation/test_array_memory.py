@@ -17,7 +17,12 @@ def test_peaks_are_those_of_the_memory_curves(name: str, forward: float) -> None
     n_stages = 6 if name == "zbv" else 3
     schedule = build_periodic(name, n_stages, 24, n_devices=3)
     costs = {"saved_bytes": [3.0 + s for s in range(n_stages)], "weight_saved_bytes": 2.0, "recipe_bytes": 0.5}
-    costs |= {"parameter_bytes": 7.0, "forward": forward, "transfer": 0.25}
+    costs |= {
+        "parameter_bytes": 7.0,
+        "gradient_bytes": [5.0 + s for s in range(n_stages)],
+        "forward": forward,
+        "transfer": 0.25,
+    }
     checked = make_costs(n_stages, 3, chain(n_stages), **costs)
     run = ScheduleArrays(schedule, chain(n_stages), checked).run(schedule.repetitions)
     assert peak_bytes(run, schedule.placement, checked) == simulate(schedule.unrolled(), **costs).peak_memory

@@ -34,3 +34,16 @@ def test_what_has_no_actions_is_refused() -> None:
     with pytest.raises(InputError, match="the timeline has no actions"):
         calibrate(Timeline.measured([(0, "wait", 0.0, 1.0)], 1))
     assert COMPUTE == "compute"
+
+
+@pytest.mark.parametrize("names", [("1F0",), ("0F0", "2F0"), ("0B0",), ("999999999F0",)])
+def test_the_row_of_one_rank_is_refused(names: tuple[str, ...]) -> None:
+    """Before, the stages of other ranks counted as 0 s."""
+    with pytest.raises(InputError, match=r"the timeline has no forward of stage \d") as raised:
+        calibrate(Timeline.measured([(0, name, 0.0, 1.0) for name in names], 3))
+    assert "pipe.gathered()" in str(raised.value)
+
+
+def test_seconds_below_zero_are_refused() -> None:
+    with pytest.raises(InputError, match=r"the seconds of 0F0=-1\.0 is not"):
+        calibrate(Timeline.measured([(0, "0F0", 1.0, 0.0)], 1))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipecompile.errors import InputError
-from pipecompile.ir import Route, Schedule
+from pipecompile.ir import Route, Schedule, Tie
 from pipecompile.ir.timeline import COMPUTE
 from pipecompile.passes import lower
+from pipecompile.passes.sharding import insert_sharding
 from pipecompile.schedules import build_schedule
 from pipecompile.simulation.forecast import REDUCE, forecast
 from pipecompile.simulation.simulator import simulate
@@ -34,6 +35,18 @@ def test_reductions_run_beside_backwards_and_the_optimizer_after_them() -> None:
         (COMPUTE, "optimizer 1"): (1, 20.0, 20.25),
     }
     assert found.seconds == 20.25
+
+
+def test_the_optimizer_waits_for_collectives_and_for_ties() -> None:
+    """Before, it stepped as soon as the last action was over: 2 s before the gradients were there."""
+    sharded = insert_sharding(build_schedule("gpipe", 2, 2))
+    assert simulate(sharded, reduce_grad=5.0).makespan == 9.0 + 5.0
+    assert forecast(sharded, reduce_grad=5.0, optimizer=1.0).seconds == 9.0 + 5.0 + 1.0
+    assert forecast(sharded, reduce_grad=5.0, reduction=2.0, optimizer=1.0).seconds == 9.0 + 5.0 + 2.0 + 1.0
+    tied = lower(build_schedule("gpipe", 2, 2), ties=[Tie("w", (0, 1))])
+    costs = {"v0": 0.0, "w": 5.0}
+    assert simulate(tied, transfer=costs).makespan == 16.0
+    assert forecast(tied, transfer=costs, optimizer=1.0).seconds == 16.0 + 1.0
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pipecompile.ir import Tie
+from pipecompile.passes import lower
+from pipecompile.passes.sharding import insert_sharding
 from pipecompile.schedules import build_schedule
-from pipecompile.simulation.gradient_reductions import last_ends, reduced_makespan
+from pipecompile.simulation.gradient_reductions import gradient_ends, last_ends, reduced_makespan, row_ends
 from pipecompile.simulation.simulator import build_tasks, run_to_end
 
 
@@ -29,3 +32,17 @@ def test_without_reductions_the_step_is_that_of_the_pipeline(name: str) -> None:
     tasks, costs = build_tasks(schedule)
     times = run_to_end(schedule, tasks, costs)
     assert reduced_makespan(last_ends(tasks, times), schedule.placement, [0.0] * 4) == times.makespan
+
+
+def test_gradients_are_complete_when_the_collective_of_their_reduction_is_over() -> None:
+    schedule = insert_sharding(build_schedule("gpipe", 2, 2))
+    tasks, costs = build_tasks(schedule, reduce_grad=5.0)
+    times = run_to_end(schedule, tasks, costs)
+    assert gradient_ends(tasks, times) == {1: 7.0 + 5.0, 0: 9.0 + 5.0}
+    assert row_ends(tasks, times) == [9.0, 7.0]
+
+
+def test_a_row_ends_with_the_gradients_of_ties() -> None:
+    program = lower(build_schedule("gpipe", 2, 2), ties=[Tie("w", (0, 1))])
+    tasks, costs = build_tasks(program, transfer={"v0": 0.0, "w": 5.0})
+    assert row_ends(tasks, run_to_end(program, tasks, costs)) == [11.0 + 5.0, 11.0]

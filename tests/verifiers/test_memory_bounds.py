@@ -21,7 +21,7 @@ def test_micro_batches_in_flight_are_counted_per_device() -> None:
             verify(subject, in_flight=[2.5, 2, 0])
         assert caught.value.faults == (
             "device 0 has 3 micro-batches in flight, 2.5 are allowed",
-            "device 2 has 1 micro-batches in flight, 0 are allowed",
+            "device 2 has 1 micro-batch in flight, 0 are allowed",
         )
 
 

@@ -113,9 +113,9 @@ def test_an_action_away_from_home_is_named() -> None:
 @pytest.mark.parametrize(
     ("schedule", "fault"),
     [
-        (Schedule(0, 1, (), ((),)), "0 stages and 1 micro-batches: at least one of each is needed"),
-        (Schedule(1, 0, (0,), ((),)), "1 stages and 0 micro-batches: at least one of each is needed"),
-        (Schedule(2, 1, (0,), ((),)), "1 stages are placed, there are 2"),
+        (Schedule(0, 1, (), ((),)), "0 stages and 1 micro-batch: at least one of each is needed"),
+        (Schedule(1, 0, (0,), ((),)), "1 stage and 0 micro-batches: at least one of each is needed"),
+        (Schedule(2, 1, (0,), ((),)), "1 stage is placed, there are 2"),
         (Schedule(1, 1, (1,), ((Action(0, Kind.FORWARD, 0),),)), "stage 0 is placed on device 1, devices are 0 to 0"),
         (Schedule(1, 1, (0,), ((Action(1, Kind.FORWARD, 0),),)), "1F0 on device 0: stages are 0 to 0"),
         (Schedule(1, 1, (0,), ((Action(0, Kind.FORWARD, 1),),)), "0F1 on device 0: micro-batches are 0 to 0"),
