@@ -172,7 +172,7 @@ class RunError(PipecompileError):
 
 
 class PartitionWarning(UserWarning):
-    """Warning that the time limit ended before the cut was proven optimal; the message has the remaining gap."""
+    """Warning that the time limit ended before the cut was proven optimal, with the gap that remains, or that figures are of another cut."""
 
 
 class RecordingWarning(UserWarning):

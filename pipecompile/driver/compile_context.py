@@ -14,8 +14,10 @@ from pipecompile.driver.call_lock import CallLock
 from pipecompile.driver.changing_values import ChangingValues
 from pipecompile.driver.signature import Signature
 from pipecompile.driver.warnings_once import WarningsOnce
+from pipecompile.errors import PartitionWarning
 from pipecompile.graph.cut_transfer import Cut, check_fingerprint, verify_exact_cut
 from pipecompile.ir.plan import Plan
+from pipecompile.ir.plan_figures import moved_stages
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import MetaInit
 from pipecompile.parameters.placement import Homes
@@ -26,6 +28,7 @@ from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.guards.state_guards import ReadChange
 from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.traced_graph import TracedGraph
+from pipecompile.tracing.user_source import warn
 
 __all__ = ["CompileContext", "Decision", "CompileRequest"]
 
@@ -72,6 +75,7 @@ class Decision:
         if self.cut is None:
             check_fingerprint(self.plan.graph, self.plan.fingerprint, graph)
             verify_exact_cut(self.plan.stage_of, graph, self.plan.n_stages)
+            _warn_of_moved(self.plan)
             return Planned(self.plan.on(devices), None, samples)
         stage_of = self.cut.on(graph)
         return Planned(self.plan, None, samples, stage_of) if stage_of else None
@@ -81,6 +85,15 @@ class Decision:
         if self.plan is None:
             return Decision(planned.plan, planned.problem, cut)
         return self if self.cut else replace(self, plan=planned.plan, cut=cut)
+
+
+def _warn_of_moved(plan: Plan) -> None:
+    if moved := moved_stages(plan):
+        warn(
+            f"stages {', '.join(map(str, moved))} of the plan have other operations than its figures are of"
+            ": its seconds and bytes are of before the change. Try pin= or split_before= instead, which measure what they move",
+            PartitionWarning,
+        )
 
 
 @dataclass(frozen=True, slots=True)

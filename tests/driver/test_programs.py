@@ -126,3 +126,15 @@ def test_a_call_runs_all_forwards_of_a_device_before_its_backwards() -> None:
         "forward", [["0F0", "0F1"], ["1F0", "1F1"]]
     )  # fmt: skip
     pc.verify(v)
+
+
+def test_a_plan_whose_operations_were_moved_by_hand_runs_with_a_warning() -> None:
+    model, x = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), torch.randn(8, 4)
+    plan = pc.compile(model, 2, example_args=(x,), cost="analytic", devices=["cpu"] * 2).plan
+    name = next(name for name, stage in reversed(plan.stage_of.items()) if stage == 0)
+    moved = replace(plan, stage_of={**plan.stage_of, name: 1})
+    with pytest.warns(
+        pc.PartitionWarning, match="stages 0, 1 of the plan have other operations than its figures are of"
+    ):
+        pipe = pc.compile(model, 2, example_args=(x,), plan=moved, devices=["cpu"] * 2)
+    torch.testing.assert_close(pipe(x), model(x))

@@ -89,7 +89,8 @@ def test_a_file_that_was_edited_is_refused(tmp_path: Path) -> None:
     known = json.loads(path.read_text())
     for key, value, text in (
         ("stage_of", {**known["stage_of"], "act": 7}, "stage 7"),
-        ("stage_of", {**known["stage_of"], "first": 2, "act": 0}, "stage_of has"),
+        ("stage_of", {**known["stage_of"], "first": 2, "act": 0}, "needs first"),
+        ("stage_of", {"first": 0}, "does not cover the graph"),
         ("fingerprint", "0", "another graph"),
         ("format", "pipecompile.plan/99", "plan/99"),
         ("stages", "none", r"\$.stages"),
