@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipecompile.distributed import first_values, update_differences, weights_of_copies
-from pipecompile.driver import loss_reads
+from pipecompile.driver import compile_context, loss_reads
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import held_hooks, hooked_updates
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
@@ -72,6 +72,7 @@ def test_each_row_has_a_warning() -> None:
         *texts(hooked_updates),
         *texts(held_hooks),
         *texts(executed_code),
+        *texts(compile_context),
         *texts(filled_arguments),
         *texts(changing_functions),
         *texts(function_state),
