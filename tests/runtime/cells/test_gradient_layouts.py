@@ -53,14 +53,17 @@ def test_a_dense_gradient_keeps_its_strides() -> None:
     leaf = leaf_of((1, 2))
     leaf.backward(gradient := torch.randn(2, 3))
     found = gradient_of(leaf)
-    assert found is not None and found.stride() == (3, 1) and torch.equal(found, gradient)
+    assert found is not None
+    assert found.stride() == (3, 1)
+    assert torch.equal(found, gradient)
     assert gradient_of(leaf) is leaf.grad
 
 
 def test_a_gradient_that_overlaps_itself_becomes_dense() -> None:
     leaf = leaf_of((3, 1))
     leaf.sum().backward()
-    assert gradient_of(leaf) is leaf.grad and leaf.grad.stride() == (3, 1)
+    assert gradient_of(leaf) is leaf.grad
+    assert leaf.grad.stride() == (3, 1)
 
 
 def test_several_backwards_are_added_up() -> None:
