@@ -33,7 +33,7 @@ class LayoutHook:
 def keep_layout(leaf: torch.Tensor) -> None:
     """Let `gradient_of` return the gradient of a leaf with the strides that it will be computed in."""
     if leaf.layout is torch.strided and leaf.dim() > 1:
-        leaf.register_hook(LayoutHook(leaf.stride()))
+        leaf.register_hook(LayoutHook(leaf.stride()))  # type: ignore[no-untyped-call]
 
 
 def gradient_of(leaf: torch.Tensor) -> torch.Tensor | None:
@@ -47,5 +47,6 @@ def gradient_of(leaf: torch.Tensor) -> torch.Tensor | None:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Return whether the elements of a tensor fill their memory without gaps or overlaps."""
-    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), -tensor.size(dim)))
+    strides, sizes = tensor.stride(), tensor.shape
+    order = sorted(range(tensor.dim()), key=lambda dim: (strides[dim], sizes[dim]), reverse=True)
     return tensor.permute(order).is_contiguous()
