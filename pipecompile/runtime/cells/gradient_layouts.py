@@ -41,7 +41,7 @@ def gradient_of(leaf: torch.Tensor) -> torch.Tensor | None:
     for hook in (hooks_of_tensor(leaf) or {}).values():
         if isinstance(hook, LayoutHook) and hook.gradient is not None:
             kept, hook.gradient = hook.gradient, None
-            return kept
+            return kept.clone()  # it may lie in memory that the next copy from another stage writes
     return leaf.grad
 
 
