@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from pipecompile.torch_private.autograd_engine import hooks_of_tensor
+from pipecompile.torch_private.autograd_engine import hook_uncounted, hooks_of_tensor
 
 __all__ = ["gradient_of", "keep_layout"]
 
@@ -33,7 +33,7 @@ class LayoutHook:
 def keep_layout(leaf: torch.Tensor) -> None:
     """Let `gradient_of` return the gradient of a leaf with the strides that it will be computed in."""
     if leaf.layout is torch.strided and leaf.dim() > 1:
-        leaf.register_hook(LayoutHook(leaf.stride()))  # type: ignore[no-untyped-call]
+        hook_uncounted(leaf, LayoutHook(leaf.stride()))
 
 
 def gradient_of(leaf: torch.Tensor) -> torch.Tensor | None:

@@ -12,6 +12,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.runtime.cells.gradient_layouts import gradient_of, keep_layout
+from pipecompile.torch_private.autograd_engine import hooks_registered
 from tests.support.eager import accumulate
 
 pytestmark = pytest.mark.smoke
@@ -71,3 +72,9 @@ def test_several_backwards_are_added_up() -> None:
     for _ in range(2):
         leaf.backward(torch.ones(2, 3))
     assert torch.equal(gradient_of(leaf), torch.full((2, 3), 2.0))
+
+
+def test_the_hook_is_not_counted_as_one_of_the_stage() -> None:
+    before = hooks_registered()
+    leaf_of((1, 2))
+    assert hooks_registered() == before
