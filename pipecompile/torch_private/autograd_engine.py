@@ -65,7 +65,7 @@ hooks_of_tensor: Callable[[torch.Tensor], dict[int, Any] | None] = attrgetter("_
 """Return the hooks of `tensor.register_hook`, None before the first one. 2.11."""
 
 
-def hook_uncounted(leaf: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+def hook_uncounted(leaf: torch.Tensor, hook: Callable[[torch.Tensor | None], None]) -> None:
     """Put the first hook on a leaf, without a handle: `hooks_registered` of another thread does not count it. 2.11."""
     leaf._backward_hooks = OrderedDict({-1: hook})
 

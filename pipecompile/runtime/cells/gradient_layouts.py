@@ -24,10 +24,12 @@ class LayoutHook:
         self._strides, self._calls = strides, 0
         self.gradient: torch.Tensor | None = None
 
-    def __call__(self, gradient: torch.Tensor) -> None:
+    def __call__(self, gradient: torch.Tensor | None) -> None:
         self._calls += 1
-        is_other = self._calls == 1 and gradient.layout is torch.strided and gradient.stride() != self._strides
-        self.gradient = gradient if is_other and _is_dense(gradient) else None
+        self.gradient = gradient if self._calls == 1 and gradient is not None and self._is_other(gradient) else None
+
+    def _is_other(self, gradient: torch.Tensor) -> bool:
+        return gradient.layout is torch.strided and gradient.stride() != self._strides and _is_dense(gradient)
 
 
 def keep_layout(leaf: torch.Tensor) -> None:

@@ -36,6 +36,9 @@ __all__ = ["builtin_calls_redirected", "caches_bypassed", "caches_purged"]
 _PREFIX = "_pipecompile_"
 _LOAD, _EXTENDED = dis.opmap["LOAD_GLOBAL"], dis.opmap["EXTENDED_ARG"]
 
+for _name in ("int", "float", "type"):  # now, so that no recording adds names to those of Python
+    setattr(builtins, _PREFIX + _name, getattr(builtins, _name))
+
 _CODES: dict[int, tuple[CodeType, CodeType]] = {}
 """Cache by id: the code object, which stays alive here, and its rewritten form."""
 

@@ -78,3 +78,21 @@ def test_the_hook_is_not_counted_as_one_of_the_stage() -> None:
     before = hooks_registered()
     leaf_of((1, 2))
     assert hooks_registered() == before
+
+
+def test_an_input_without_a_gradient_has_none() -> None:
+    leaf = leaf_of((1, 2))
+    NoGradient.apply(leaf).sum().backward()
+    assert gradient_of(leaf) is None
+
+
+class NoGradient(torch.autograd.Function):
+    """Returns no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
