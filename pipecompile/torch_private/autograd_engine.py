@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -19,6 +20,7 @@ __all__ = [
     "FunctionNode",
     "accumulate",
     "gradient_hook_tables",
+    "hook_uncounted",
     "hooks_of_tensor",
     "hooks_registered",
     "input_metadata",
@@ -61,6 +63,12 @@ FunctionNode = torch._C._FunctionBase
 
 hooks_of_tensor: Callable[[torch.Tensor], dict[int, Any] | None] = attrgetter("_backward_hooks")
 """Return the hooks of `tensor.register_hook`, None before the first one. 2.11."""
+
+
+def hook_uncounted(leaf: torch.Tensor, hook: Callable[[torch.Tensor | None], None]) -> None:
+    """Put the first hook on a leaf, without a handle: `hooks_registered` of another thread does not count it. 2.11."""
+    leaf._backward_hooks = OrderedDict({-1: hook})
+
 
 saved_tensor_hooks: Callable[[], object] = partial(torch._C._autograd._top_saved_tensors_default_hooks, False)
 """Return the innermost `torch.autograd.graph.saved_tensors_hooks` that is active, or None. 2.11."""

@@ -12,13 +12,16 @@ import torch
 from torch.distributions import Distribution
 from torch.nn.modules import transformer
 
-__all__ = ["CAUSAL_MASK", "NESTED_MASK", "SCRIPT_CALL", "VALIDATE_ARGUMENTS", "scripted_source"]
+__all__ = ["CAUSAL_MASK", "NESTED_MASK", "NODE_HOOK", "SCRIPT_CALL", "VALIDATE_ARGUMENTS", "scripted_source"]
 
 CAUSAL_MASK: tuple[Any, str] = (transformer, "_detect_is_causal_mask")
 """Compares a mask with the causal one. 2.11."""
 
 NESTED_MASK: tuple[Any, str] = (torch, "_nested_tensor_from_mask_left_aligned")
 """Asks whether a padding mask allows nested tensors. 2.11."""
+
+NODE_HOOK: tuple[Any, str] = (torch.autograd.function._HookMixin, "_register_hook")
+"""Puts a hook into those of a node of autograd (`x.grad_fn.register_hook`, `register_prehook`). 2.11."""
 
 VALIDATE_ARGUMENTS: tuple[Any, str] = (Distribution, "_validate_args")
 """The flag by which distributions check their parameters' values. 2.11."""

@@ -235,7 +235,7 @@ class CallRecorder(TorchFunctionMode):
             held=call.held,
             draws=call.draws_random,
         )
-        return call.returned(self.leftovers.note_left)
+        return call.returned(self.leftovers.note_left, self.reads)
 
     def _leaf(self, name: str, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         self.values.roots[target := graph_path(name)] = module

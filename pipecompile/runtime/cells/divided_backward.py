@@ -24,6 +24,7 @@ from pipecompile.graph.backward_split import (
     divide_backward,
     explore_backward,
 )
+from pipecompile.runtime.cells.gradient_layouts import gradient_of
 from pipecompile.torch_private.autograd_engine import accumulate, hooks_of_tensor, raw_saved_names, unpacked_name
 
 __all__ = ["DividedBackward", "Remainder", "run_division"]
@@ -90,7 +91,7 @@ def _whole(
 ) -> Gradients:
     if roots:
         accumulate(roots, gradients)
-    return [leaf.grad for leaf in leaves]
+    return [gradient_of(leaf) for leaf in leaves]
 
 
 def run_division(
@@ -117,6 +118,8 @@ def run_division(
         allow_unused=True,
     )
     spent.clear()
+    for leaf in leaves:
+        gradient_of(leaf)  # which forgets it
     at_forks, at_early = found[len(leaves) : len(leaves) + len(forks)], found[len(leaves) + len(forks) :]
     _add(early, at_early)
     for fork, gradient, (_, weights) in zip(forks, at_forks, division.forks, strict=True):

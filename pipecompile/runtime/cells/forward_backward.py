@@ -18,6 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecompile.runtime.cells.divided_backward import DividedBackward
+from pipecompile.runtime.cells.gradient_layouts import gradient_of, keep_layout
 from pipecompile.runtime.cells.left_gradients import LeftGradients
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate, hooks_registered, other_users
@@ -117,6 +118,7 @@ def make_leaves(values: list[Any], *, casts: bool) -> list[torch.Tensor | None]:
     for place, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             leaf = leaves[place] = value.detach().requires_grad_()
+            keep_layout(leaf)
             values[place] = leaf.view_as(leaf) if is_cast else leaf
     return leaves
 
@@ -162,7 +164,8 @@ def take_gradients(
         if leaf is None:
             registers[index] = None
         else:
-            registers[index] = leaf.grad if place in unshared else _own(leaf.grad, received)
+            gradient = gradient_of(leaf)
+            registers[index] = gradient if place in unshared else _own(gradient, received)
 
 
 def input_cell(

@@ -87,6 +87,12 @@ class AttributeReads:
         finally:
             self._only = before
 
+    def note_path(self, value: Any, names: Iterable[str]) -> None:
+        """Note the read of an attribute of an object, of an attribute of that one, and so on. The last may be missing."""
+        for name in names:
+            self.noted.setdefault(id(value), (value, {}))[1].setdefault(name, caller())
+            self._meet(value := getattr(value, name, None))
+
     def is_watched(self, value: Any) -> bool:
         """Return whether the reads of this object were noted."""
         return any(cls in self.watched for cls in type(value).__mro__)

@@ -61,11 +61,7 @@ class Walk(Protocol):
 def add_object(walk: Walk, value: Any, label: str, place: Place) -> None:
     """Note the class of an object and every attribute that was read on it."""
     own = _own_attributes(value)
-    reads = walk.reads_of(value, label)
-    is_whole = reads is None or "__dict__" in reads or _reads_itself(type(value))
-    names = dict(reads or {})
-    if is_whole:
-        names |= {name: names.get(name, "") for name in (*own, *_slots(type(value))) if isinstance(name, str)}
+    names = _read_names(value, own, walk.reads_of(value, label))
     walk.state.typed.append(value)
     walk.named.note_class(type(value), place)
     tables = [own] + ([own[table] for table in STATE_TABLES if table in own] if isinstance(value, nn.Module) else [])
@@ -83,8 +79,25 @@ def add_object(walk: Walk, value: Any, label: str, place: Place) -> None:
             elif _holder(type(value), name) is None:
                 walk.state.add(f"{label}.{name}", ABSENT, where or place)
                 walk.state.sized += tables[1:]
+        elif isinstance(own.get(name), torch.Tensor):
+            _add_registration(walk, tables[1:], f"{label}.{name}", name)
     for table, found in ((tables[index], found) for index, found in held.items()):
         walk.state.add_names(table, [name for name in found if not walk.is_lifted(f"{label}.{name}", table[name])])
+
+
+def _read_names(value: Any, own: Mapping[str, Any], reads: Reads | None) -> Reads:
+    """Return the names that were read on an object: all that it has, if any may have been."""
+    is_whole = reads is None or "__dict__" in reads or _reads_itself(type(value))
+    names = dict(reads or {})
+    if is_whole:
+        names |= {name: names.get(name, "") for name in (*own, *_slots(type(value))) if isinstance(name, str)}
+    return names
+
+
+def _add_registration(walk: Walk, tables: list[Any], label: str, name: str) -> None:
+    """Note that a tensor that every run reads anew is no parameter or buffer, as it is after `remove_weight_norm`."""
+    walk.state.add(f"registered: {label}", any(name in table for table in tables), "")
+    walk.state.sized += tables
 
 
 def _own_attributes(value: Any) -> Mapping[str, Any]:

@@ -29,11 +29,13 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
+from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.checkpoint_points import REGION_GENERATORS
 from pipecompile.torch_private.interception_points import (
     CAUSAL_MASK,
     NESTED_MASK,
+    NODE_HOOK,
     SCRIPT_CALL,
     VALIDATE_ARGUMENTS,
     scripted_source,
@@ -49,7 +51,7 @@ from pipecompile.tracing.interception.python_builtins import BUILTIN_PATCHES
 from pipecompile.tracing.interception.randomness import RNG_FUNCTIONS
 from pipecompile.tracing.interception.transformer_masks import causal_mask, no_nesting
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
-from pipecompile.tracing.user_source import is_foreign
+from pipecompile.tracing.user_source import called_by_user, caller, is_foreign
 
 __all__ = ["CallListener", "intercepted"]
 
@@ -118,6 +120,21 @@ def _module(listener: CallListener, original: Any) -> Any:
         return original(module, *args, **kwargs)
 
     return call
+
+
+def _node_hook(listener: CallListener, original: Any) -> Any:
+    def register(hooks: Any, hook: Any) -> Any:
+        if listener.is_listening and called_by_user():
+            raise TraceError(
+                "cannot trace: a hook on a node of autograd",
+                code="PC113",
+                where=caller(),
+                why="a stage begins a graph of its own, which may lack the node",
+                hint="x.register_hook, which is recorded, instead of x.grad_fn.register_hook",
+            )
+        return original.__get__(None, object)(hooks, hook)
+
+    return staticmethod(register)
 
 
 def _function(listener: CallListener, original: Any) -> Any:
@@ -252,6 +269,7 @@ _INTERCEPTED: tuple[tuple[Any, str, Callable[[CallListener, Any], Any]], ...] = 
     *((owner, name, _seeds) for owner in (torch, torch.random) for name in RNG_FUNCTIONS),
     (*CAUSAL_MASK, causal_mask),
     (*NESTED_MASK, no_nesting),
+    (*NODE_HOOK, _node_hook),
     (*VALIDATE_ARGUMENTS, _no_validation),
 )
 

@@ -36,6 +36,9 @@ __all__ = ["builtin_calls_redirected", "caches_bypassed", "caches_purged"]
 _PREFIX = "_pipecompile_"
 _LOAD, _EXTENDED = dis.opmap["LOAD_GLOBAL"], dis.opmap["EXTENDED_ARG"]
 
+for _name in ("int", "float", "type"):  # now, so that no recording adds names to those of Python
+    setattr(builtins, _PREFIX + _name, getattr(builtins, _name))
+
 _CODES: dict[int, tuple[CodeType, CodeType]] = {}
 """Cache by id: the code object, which stays alive here, and its rewritten form."""
 
@@ -55,7 +58,10 @@ _FOUND_CACHES: WeakSet[Any] = WeakSet()
 def builtin_calls_redirected(
     substitutes: Mapping[str, Callable[..., Any]], functions: Iterable[FunctionType]
 ) -> Iterator[None]:
-    """Let calls of the builtins named in `substitutes`, made by these functions, call the substitutes inside the block."""
+    """Let calls of the builtins named in `substitutes`, made by these functions, call the substitutes inside the block.
+
+    Functions that they make there outlive it, as a hook on a gradient does, and then call the builtins.
+    """
     originals = [(f, f.__code__) for f in functions if not names_in(f.__code__).isdisjoint(substitutes)]
     for name, substitute in substitutes.items():
         setattr(builtins, _PREFIX + name, substitute)
@@ -67,7 +73,7 @@ def builtin_calls_redirected(
         for function, code in originals:
             function.__code__ = code
         for name in substitutes:
-            delattr(builtins, _PREFIX + name)
+            setattr(builtins, _PREFIX + name, getattr(builtins, name))
 
 
 def _rewritten(code: CodeType, names: tuple[str, ...]) -> CodeType:

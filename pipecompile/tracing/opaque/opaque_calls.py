@@ -18,6 +18,7 @@ from pipecompile.errors import TraceError
 from pipecompile.tracing.emit.call_description import NodeCall, graph_path
 from pipecompile.tracing.emit.value_nodes import ValueNodes
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
+from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.fake_results import fake_result
@@ -53,12 +54,16 @@ class OpaqueCall:
     held: tuple[torch.Tensor, ...]
     draws_random: bool
 
-    def returned(self, note_left: Callable[[nn.Module, str, RLock], None]) -> Any:
-        """Return what the model's Python gets. It finds in attributes what the call leaves; `note_left` is called for each."""
+    def returned(self, note_left: Callable[[nn.Module, str, RLock], None], reads: AttributeReads) -> Any:
+        """Return what the model's Python gets. It finds in attributes what the call leaves; `note_left` is called for each.
+
+        Each is noted as read, too: a parameter that takes its place later, or another submodule, makes the recording wrong.
+        """
         left, owner = self.module.expected_results[-1].left, self.module.owner[0]
         result = left.separated(owner, self.result)
         for path, name in left.names:
             note_left(owner.get_submodule(path), name, turns_of(owner))
+            reads.note_path(owner, (*filter(None, path.split(".")), name))
         return result
 
     def spelling(self, args: tuple[Any, ...]) -> NodeCall:

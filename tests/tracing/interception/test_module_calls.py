@@ -194,3 +194,23 @@ def test_code_that_passes_saved_tensors_through_hooks_is_kept_whole(is_root: boo
     for part in x.chunk(2):
         (eager(part).square().mean() / 2).backward()
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), eager.parameters(), strict=True))
+
+
+class HooksNode(nn.Module):
+    """Doubles a gradient by a hook on the node of autograd that makes a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.layer(x)
+        h.grad_fn.register_prehook(lambda gradients: (gradients[0] * 2,))
+        return h.relu()
+
+
+@pytest.mark.parametrize("model", [HooksNode(), nn.Sequential(nn.Linear(4, 4), HooksNode(), nn.Linear(4, 2))])
+def test_a_hook_on_a_node_of_autograd_is_refused(model: nn.Module) -> None:
+    with pytest.raises(TraceError, match="a hook on a node of autograd") as raised:
+        trace(model, torch.randn(4, 4))
+    assert "x.register_hook" in str(raised.value)

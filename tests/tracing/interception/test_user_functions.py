@@ -8,7 +8,9 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import mse_loss
 
+import pipecompile as pc
 from pipecompile.tracing import trace
 from pipecompile.tracing.interception import user_functions
 from pipecompile.tracing.interception.user_functions import builtin_calls_redirected
@@ -145,3 +147,24 @@ def test_live_objects_are_looked_through_only_when_there_is_a_new_cache(monkeypa
     third = functools.lru_cache(abs)
     assert third in census.alive()
     assert len(looks) == 3
+
+
+class WatchesGradient(nn.Module):
+    """Notes the norm of a gradient by a hook, and so calls `float` in a function made while the model was recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.norms = nn.Linear(4, 4), nn.Linear(4, 2), []
+
+    def forward(self, x):
+        h = self.first(x)
+        if h.requires_grad:
+            h.register_hook(lambda g: self.norms.append(float(g.norm())))
+        return self.last(h)
+
+
+def test_functions_made_in_a_recording_call_the_builtins_afterwards():
+    model = WatchesGradient()
+    pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=mse_loss, devices=["cpu"] * 2, cost="analytic")
+    pipe.step(torch.randn(4, 4), target=torch.randn(4, 2))
+    assert [type(norm) for norm in model.norms] == [float, float]

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import remove_weight_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import pipecompile as pc
@@ -189,3 +190,43 @@ def test_code_outside_may_write_what_a_piece_left(
         torch.testing.assert_close(one, accumulate(twin, x, 6, loss, y))
     torch.testing.assert_close(model.layers[0].aux, twin.layers[0].aux)
     torch.testing.assert_close(model.layers[1].aux, twin.layers[1].aux)
+
+
+class Normed(nn.Module):
+    """A layer with a weight that a hook computes, kept whole for what it decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = weight_norm(nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 1e9:
+            return x
+        return self.inner(x) if x.max() < 1e9 else -x
+
+
+class TiedToNormed(nn.Module):
+    """Names `weight`, as the layer that is kept whole leaves one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.kept, self.last = nn.Linear(4, 4), Normed(), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.kept(self.first(x))) + self.last.weight.sum()
+
+
+@pytest.mark.parametrize("change", [lambda m: remove_weight_norm(m.kept.inner), lambda m: setattr(m.kept, "inner", nn.Linear(4, 4))])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_parameter_in_place_of_what_a_piece_left_is_recorded_anew(change: Any) -> None:
+    model, x, y = TiedToNormed(), torch.randn(4, 4), torch.randn(4, 2)
+    pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=F.mse_loss, devices=["cpu"] * 2, cost="analytic")
+    pipe.step(x, target=y)
+    change(model)
+    twin = copy.deepcopy(model)
+    for one in (model, twin):
+        one.zero_grad()
+    accumulate(twin, x, 2, F.mse_loss, y)
+    pipe.step(x, target=y)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
