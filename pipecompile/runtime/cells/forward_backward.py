@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pipecompile.runtime.cells.divided_backward import DividedBackward
-from pipecompile.runtime.cells.gradient_layouts import gradient_of, keep_layout
+from pipecompile.runtime.cells.gradient_layouts import Layout, gradient_of, keep_layout
 from pipecompile.runtime.cells.left_gradients import LeftGradients
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import FunctionNode, accumulate, hooks_registered, other_users
@@ -82,6 +82,7 @@ def forward_cell(
     `size_of` is the micro-batch whose size (samples) is the last argument, None for no size; `casts`: the stage has
     autocast regions.
     """
+    known: set[Layout] = set()
 
     def forward(frame: Frame) -> None:
         registers = frame.registers
@@ -90,7 +91,7 @@ def forward_cell(
         if saved is None:
             results = stage(*values, *size)
         else:
-            results, registers[saved] = forward_with_graph(stage, values, size, casts=casts)
+            results, registers[saved] = forward_with_graph(stage, values, size, casts=casts, known=known)
         for index, value in zip(outputs, results, strict=True):
             registers[index] = value
 
@@ -98,10 +99,17 @@ def forward_cell(
 
 
 def forward_with_graph(
-    stage: Function, values: list[Any], size: tuple[int, ...], *, casts: bool
+    stage: Function, values: list[Any], size: tuple[int, ...], *, casts: bool, known: set[Layout] | None = None
 ) -> tuple[Sequence[Any], SavedGraph]:
-    """Run a stage on leaves made from `values`, which are replaced in place. Return the outputs and the graph."""
+    """Run a stage on leaves made from `values`, which are replaced in place. Return the outputs and the graph.
+
+    Gradients of leaves are kept as they come, but for layouts that are `known` to come in the strides of the leaf.
+    """
     leaves = make_leaves(values, casts=casts)
+    if known is not None:
+        for place, leaf in enumerate(leaves):
+            if leaf is not None:
+                keep_layout(leaf, place, known)
     before = hooks_registered()
     results = stage(*values, *size)
     edges = [edge_of(value) if isinstance(value, torch.Tensor) and value.requires_grad else None for value in results]
@@ -118,7 +126,6 @@ def make_leaves(values: list[Any], *, casts: bool) -> list[torch.Tensor | None]:
     for place, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             leaf = leaves[place] = value.detach().requires_grad_()
-            keep_layout(leaf)
             values[place] = leaf.view_as(leaf) if is_cast else leaf
     return leaves
 

@@ -4,6 +4,7 @@
     a leaf     leaf.grad: a copy of g with the strides of the leaf, (128, 1, 16)
 
 A kernel may round differently, or is wrong, on other strides: BatchNorm of torch 2.14 is for a single sample (CPU).
+A cell watches a value until a gradient has come in the value's own strides: what its backward makes of it does not change.
 """
 
 from __future__ import annotations
@@ -12,38 +13,49 @@ import torch
 
 from pipecompile.torch_private.autograd_engine import hook_uncounted, hooks_of_tensor
 
-__all__ = ["gradient_of", "keep_layout"]
+__all__ = ["Layout", "gradient_of", "keep_layout"]
+
+
+Layout = tuple[int, torch.Size, tuple[int, ...]]
+"""A value that a cell receives: its place among them, its shape and its strides."""
 
 
 class LayoutHook:
-    """A hook on a leaf that keeps its gradient if that is dense and has other strides. It does not hold the leaf."""
+    """A hook on a leaf that keeps its gradient if that is dense and has other strides. It does not hold the leaf.
 
-    __slots__ = ("_calls", "_strides", "gradient")
+    A gradient in the strides of the leaf adds `layout` to `known`.
+    """
 
-    def __init__(self, strides: tuple[int, ...]) -> None:
-        self._strides, self._calls = strides, 0
+    __slots__ = ("_calls", "_known", "_layout", "gradient")
+
+    def __init__(self, layout: Layout, known: set[Layout]) -> None:
+        self._layout, self._known, self._calls = layout, known, 0
         self.gradient: torch.Tensor | None = None
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         self._calls += 1
-        self.gradient = gradient if self._calls == 1 and gradient is not None and self._is_other(gradient) else None
+        self.gradient = None
+        if gradient is None or gradient.layout is not torch.strided or self._calls > 1:
+            return
+        if gradient.stride() == self._layout[2]:
+            self._known.add(self._layout)
+        elif _is_dense(gradient):
+            self.gradient = gradient
 
-    def _is_other(self, gradient: torch.Tensor) -> bool:
-        return gradient.layout is torch.strided and gradient.stride() != self._strides and _is_dense(gradient)
 
-
-def keep_layout(leaf: torch.Tensor) -> None:
-    """Let `gradient_of` return the gradient of a leaf with the strides that it will be computed in."""
-    if leaf.layout is torch.strided and leaf.dim() > 1:
-        hook_uncounted(leaf, LayoutHook(leaf.stride()))
+def keep_layout(leaf: torch.Tensor, place: int, known: set[Layout]) -> None:
+    """Let `gradient_of` return the gradient of a leaf with the strides that it will be computed in, unless these are known to be its own."""
+    if leaf.layout is torch.strided and leaf.dim() > 1 and (layout := (place, leaf.shape, leaf.stride())) not in known:
+        hook_uncounted(leaf, LayoutHook(layout, known))
 
 
 def gradient_of(leaf: torch.Tensor) -> torch.Tensor | None:
     """Return the gradient of a leaf after a backward, once."""
-    for hook in (hooks_of_tensor(leaf) or {}).values():
-        if isinstance(hook, LayoutHook) and hook.gradient is not None:
-            kept, hook.gradient = hook.gradient, None
-            return kept.clone()  # it may lie in memory that the next copy from another stage writes
+    if hooks := hooks_of_tensor(leaf):
+        for hook in hooks.values():
+            if isinstance(hook, LayoutHook) and hook.gradient is not None:
+                kept, hook.gradient = hook.gradient, None
+                return kept.clone()  # it may lie in memory that the next copy from another stage writes
     return leaf.grad
 
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph, make_leaves
+from pipecompile.runtime.cells.gradient_layouts import Layout
 from pipecompile.runtime.cells.kept_gradients import KeptTensor, kept_gradients_noted, pass_on, references
 from pipecompile.runtime.cells.loss_arguments import unwritten
 from pipecompile.runtime.cells.saved_state import state_copied
@@ -71,13 +72,17 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class StageRun:
-    """A stage's function on a device. `size_of` is the micro-batch whose size (samples) is the last argument; None for no size."""
+    """A stage's function on a device. `size_of` is the micro-batch whose size (samples) is the last argument; None for no size.
+
+    `known` are layouts of inputs of which gradients come in the strides of the input.
+    """
 
     function: Function
     size_of: int | None
     effects: SideEffects
     device: torch.device
     log: ChangeLog | None = None
+    known: set[Layout] = field(default_factory=set)
 
     def forward(self, frame: Frame, values: list[Any]) -> Sequence[Any]:
         """Return the outputs, and keep nothing."""
@@ -86,7 +91,8 @@ class StageRun:
 
     def recorded(self, frame: Frame, values: list[Any]) -> SavedGraph:
         """Run the forward and return what its backward needs."""
-        return forward_with_graph(self.function, values, self._size(frame), casts=self.effects.casts)[1]
+        size, casts = self._size(frame), self.effects.casts
+        return forward_with_graph(self.function, values, size, casts=casts, known=self.known)[1]
 
     def noted(self) -> AbstractContextManager[Change | None]:
         """Return the context of a forward whose changes a recomputation may have to undo."""

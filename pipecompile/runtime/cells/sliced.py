@@ -189,7 +189,7 @@ class SliceRun(StageRun):
     def with_graph(self, frame: Frame, values: list[Any]) -> tuple[Sequence[Any], SavedGraph]:
         """Return the outputs and the graph, whose edges are those of the outputs, and of keys and values."""
         function, size = self._function(frame), self._size(frame)
-        results, graph = forward_with_graph(function, values, size, casts=self.effects.casts)
+        results, graph = forward_with_graph(function, values, size, casts=self.effects.casts, known=self.known)
         return self._noted(frame, results), graph
 
     def _function(self, frame: Frame) -> Callable[..., Sequence[Any]]:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.runtime.cells.gradient_layouts import gradient_of, keep_layout
-from pipecompile.torch_private.autograd_engine import hooks_registered
+from pipecompile.runtime.cells.gradient_layouts import Layout, gradient_of, keep_layout
+from pipecompile.torch_private.autograd_engine import hooks_of_tensor, hooks_registered
 from tests.support.eager import accumulate
 
 pytestmark = pytest.mark.smoke
@@ -44,9 +44,9 @@ def test_a_single_sample_has_the_gradients_of_eager(schedule: dict[str, Any]) ->
         assert torch.equal(one.grad, other.grad)
 
 
-def leaf_of(strides: tuple[int, int]) -> torch.Tensor:
+def leaf_of(strides: tuple[int, int], known: set[Layout] | None = None) -> torch.Tensor:
     leaf = torch.empty_strided((2, 3), strides).zero_().requires_grad_()
-    keep_layout(leaf)
+    keep_layout(leaf, 0, set() if known is None else known)
     return leaf
 
 
@@ -58,6 +58,16 @@ def test_a_dense_gradient_keeps_its_strides() -> None:
     assert found.stride() == (3, 1)
     assert torch.equal(found, gradient)
     assert gradient_of(leaf) is leaf.grad
+
+
+def test_a_layout_is_known_once_a_gradient_has_come_in_it() -> None:
+    known: set[Layout] = set()
+    leaf_of((1, 2), known).backward(torch.randn(2, 3))
+    assert not known
+    leaf_of((3, 1), known).backward(torch.randn(2, 3))
+    assert known == {(0, torch.Size((2, 3)), (3, 1))}
+    assert hooks_of_tensor(leaf_of((3, 1), known)) is None
+    assert hooks_of_tensor(leaf_of((1, 2), known))
 
 
 def test_a_gradient_that_overlaps_itself_becomes_dense() -> None:
