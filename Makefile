@@ -75,7 +75,7 @@ wheel: $(VENV)/ready $(TORCH)/ready
 	cp -al $(TORCH) $(CLEAN)
 	$(CLEAN)/bin/python $(PIP) dist/*.whl mypy==1.18.* basedpyright==1.40.*
 	cp tests/packaging/user_code.py $(CLEAN)/
-	cd $(CLEAN) && bin/python -I user_code.py && bin/python -m mypy --strict user_code.py
+	cd $(CLEAN) && bin/python -I user_code.py && bin/python -m mypy --strict --config-file= user_code.py
 	cd $(CLEAN) && bin/python -m basedpyright --level error --pythonpath bin/python user_code.py
 
 zoo: $(VENV)/ready # an hour
