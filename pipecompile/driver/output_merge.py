@@ -19,6 +19,7 @@ from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.phases import place
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
+from pipecompile.graph.batch_decisions import deciding_lines
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.batch_rows import batch_dim_of
 from pipecompile.graph.fixed_batch import UNPROVEN, fixed_rules
@@ -49,6 +50,8 @@ def merging_specialization(
             context.warnings.unproven("its first line")
         specialization.outputs.join(fixed)
         return specialization
+    for line in deciding_lines(graph):
+        context.warnings.deciding(line)
     flow = specialization.flow
     arguments: Any = graph.graph.output_node().args[0]
     for node in flow.guesses_before(arguments):

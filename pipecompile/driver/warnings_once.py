@@ -158,6 +158,14 @@ class WarningsOnce:
             " that they keep samples apart is not proven. Try n_microbatches=1 and compare",
         )
 
+    def deciding(self, line: str) -> None:
+        """Warn that micro-batches may take another way at this line than the whole mini-batch would."""
+        self._once(
+            "deciding",
+            f"Python decides at {line} by values of its samples: in pipe(x), by those of each micro-batch, and may go another way than"
+            " the model on the whole mini-batch. Try pipe.model(x), or n_microbatches=1",
+        )
+
     def doubtful(self, difference: str) -> None:
         """Warn that the first check of a recording found a difference that roundings may explain."""
         self._once(
