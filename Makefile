@@ -1,7 +1,7 @@
 # `make demo` shows the main job, `make test` runs the tests; both set up .venv first. See README.md.
 
 PYTHON ?= python3
-PYTHON_312 := $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python $(PYTHON); do $$p -c "" 2>/dev/null && echo $$p && break; done)
+PYTHON_312 := $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python $(PYTHON); do $$p -c "import ensurepip, venv" 2>/dev/null && echo $$p && break; done)
 VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := .venv-torch
