@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import fx
-
-from pipecompile.graph.batch_rows import batch_dim_of
-from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.graph.batch_rows import takes_samples
+from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
@@ -22,12 +20,8 @@ def deciding_lines(graph: TracedGraph) -> Iterator[str]:
     """Yield the line of every statement kept whole that takes samples and leaves a number or a bool, and of calls that return no more."""
     for node in graph.graph.nodes:
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, OpaqueModule) and _takes_samples(graph, node):
+        if isinstance(module, OpaqueModule) and takes_samples(node, graph.facts.symbol):
             leaves = module.expected_results[node.args[0]].leaves
             numbers = [leaf for leaf in leaves if leaf.dtype is None and isinstance(leaf.value, int | float)]
             if numbers and (module.piece.block or len(numbers) == len(leaves)):
                 yield line_of(facts(node).source) or node.name
-
-
-def _takes_samples(graph: TracedGraph, node: fx.Node) -> bool:
-    return any(batch_dim_of(value_of(one), graph.facts.symbol) is not None for one in node.all_input_nodes)

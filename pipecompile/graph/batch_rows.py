@@ -21,7 +21,7 @@ from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["ALONG", "ELEMENT_LAYERS", "MOVES", "RESHAPES", "batch_dim_of", "dims_along", "is_elementwise", "kept_apart", "moves_rows", "takes_sizes"]  # fmt: skip
+__all__ = ["ALONG", "ELEMENT_LAYERS", "MOVES", "RESHAPES", "batch_dim_of", "dims_along", "is_elementwise", "kept_apart", "moves_rows", "takes_samples", "takes_sizes"]  # fmt: skip
 
 _ALIASES = {"truediv": "div", "floordiv": "floor_divide", "and_": "bitwise_and", "or_": "bitwise_or", "matmul": "matmul",
             "invert": "bitwise_not", "pos": "positive", "dropout1d": "dropout", "dropout2d": "dropout", "dropout3d": "dropout",
@@ -93,6 +93,11 @@ def batch_dim_of(value: Any, symbol: Any) -> int | None:
     """Return the one dimension of a tensor that has a whole number of rows for each sample; None if there is none or more."""
     found = batch_dims_of(value, symbol) if isinstance(value, torch.Tensor) else []
     return found[0][0] if len(found) == 1 and rows_each(found[0][1], symbol) is not None else None
+
+
+def takes_samples(node: fx.Node, symbol: Any) -> bool:
+    """Return whether an input of a node has rows for each sample."""
+    return any(batch_dim_of(value_of(one), symbol) is not None for one in node.all_input_nodes)
 
 
 def kept_apart(

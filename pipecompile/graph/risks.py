@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import fx, nn
 
-from pipecompile.graph.batch_rows import batch_dim_of
+from pipecompile.graph.batch_rows import takes_samples
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.cross_sample import cross_sample_lines
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.torch_private.modules import BatchNorm, is_hooked
 from pipecompile.tracing.emit.call_description import model_path
-from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
@@ -101,9 +101,7 @@ def _is_unseen(graph: TracedGraph, node: fx.Node) -> bool:
     """Return whether a node is a piece kept whole that takes samples."""
     piece = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
     is_unseen = isinstance(piece, OpaqueModule) and piece.is_users
-    return is_unseen and any(
-        batch_dim_of(value_of(one), graph.facts.symbol) is not None for one in node.all_input_nodes
-    )
+    return is_unseen and takes_samples(node, graph.facts.symbol)
 
 
 def _place(node: fx.Node) -> str:

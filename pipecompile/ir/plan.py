@@ -27,7 +27,7 @@ FORMAT = "pipecompile.plan/1"
 """The name of the file format, not of a module: it stays as it is when modules move."""
 
 DAMAGED = "the plan is damaged"
-"""What an error says first of a plan whose lists or figures contradict each other."""
+"""First words of the error for a plan whose lists or figures contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)

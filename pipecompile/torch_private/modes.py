@@ -91,7 +91,7 @@ _eager_stance = _EagerStance()
 class ObservingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode under which compiled functions run in eager, so that it sees their operators.
 
-    Torch compiles nothing under such a mode, and up to 2.13 would never compile a function again that was called under one. 2.11.
+    Torch compiles nothing under such a mode, and torch 2.11 would never again compile a function that was called under one.
     """
 
     supports_higher_order_operators = True
@@ -100,12 +100,13 @@ class ObservingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Any:
+        entered = super().__enter__()  # type: ignore[no-untyped-call]
         _eager_stance.begin()
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        return entered
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
         _eager_stance.end()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
 
 disable_current_modes = _disable_current_modes

@@ -1,4 +1,4 @@
-"""What a plan says twice has to agree: a file that was changed by hand is not shown as it stands."""
+"""A plan whose figures contradict each other is refused, and not shown as it stands."""
 
 from __future__ import annotations
 

@@ -52,4 +52,7 @@ def test_memory_that_was_freed_in_a_thread_is_at_hand() -> None:
 
 
 def test_the_users_setting_is_left_alone() -> None:
-    assert not told(MALLOC_ARENA_MAX="8")[0]
+    is_set, faults = told(MALLOC_ARENA_MAX="8")
+    assert not is_set
+    if sys.version_info < (3, 13):  # where it faulted in no page
+        assert faults > 1000

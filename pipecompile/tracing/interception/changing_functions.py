@@ -28,10 +28,10 @@ def refusing_changes(apply: Callable[..., Any], cls: type[torch.autograd.Functio
     @wraps(apply)
     def checked(*args: Any, **kwargs: Any) -> Any:
         arguments = argument_leaves((args, kwargs))
-        own = (
-            () if cls.forward.__module__.startswith("pipecompile.") else (cls.forward,)
-        )  # ours stands for that of a class of before
-        holders = [one for one in (*arguments, *own) if can_hold(one)]
+        is_ours = cls.forward.__module__.startswith(
+            "pipecompile."
+        )  # in the place of the forward, if `apply` was bound before
+        holders = [one for one in (*arguments, *(() if is_ours else (cls.forward,))) if can_hold(one)]
         versions = _versions(holders, arguments)
         with contents_restored(places_of(*holders, deep=True)) as changed:
             result = apply(*args, **kwargs)
