@@ -18,7 +18,7 @@ from pipecompile.partitioners.constraints import StageRanges
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
 
-__all__ = ["is_legal", "path_moves", "shorten_paths", "stage_edges"]
+__all__ = ["carry", "is_legal", "path_moves", "shorten_paths", "stage_edges"]
 
 _SLACK = 1 + 1e-9
 """Factor by which the bottleneck may grow: rounding."""
@@ -116,3 +116,14 @@ def is_legal(clusters: Clusters, ranges: StageRanges | None, assignment: Sequenc
         low <= s <= high for low, s, high in zip(ranges[0], assignment, ranges[1], strict=True)
     )
     return pinned and all(assignment[a] < assignment[b] for a, b in clusters.strict_arcs)
+
+
+def carry(assignment: list[int], cluster: int, target: int, along: Sequence[Sequence[int]]) -> None:
+    """Move a cluster to a stage, in place, with all that precedence takes along."""
+    onwards, pending = target > assignment[cluster], [cluster]
+    assignment[cluster] = target
+    while pending:
+        for other in along[pending.pop()]:
+            if assignment[other] != target and (assignment[other] < target) == onwards:
+                assignment[other] = target
+                pending.append(other)

@@ -1,8 +1,10 @@
 """Cuts with a short step: starts of many kinds, each improved by moves under the estimate of `step_objective.py`.
 
     the cut with the least bottleneck ─────────────────────┐
+    linear orders, boundaries slid (sliding_cuts.py) ──────┤
     the graph contracted to its branches ─► cut again ─────┴─► moves of parts of stages ─┬─► the best few, all different
-    a small graph ─► branch and bound (short_cuts.py) ───────────────────────────────────┘
+    a small graph ─► branch and bound (short_cuts.py) ───────────────────────────────────┤
+    not proven: the best of these ─► annealed (annealing.py) ────────────────────────────┘
 
 A move takes one cluster to another stage, with all that precedence takes along; or all clusters of a stage that wait for another
 stage, or that another stage waits for. The search ends after a fixed amount of work, so that it finds the same cuts everywhere.
@@ -13,15 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from random import Random
 
+from pipecompile.partitioners.annealing import annealed_cuts
 from pipecompile.partitioners.clusters import BLOCK, Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges, stage_ranges
 from pipecompile.partitioners.contraction import contract_branches
 from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.strategy import candidate_orders
 from pipecompile.partitioners.short_cuts import add_short_cuts
-from pipecompile.partitioners.stage_paths import is_legal, path_moves, stage_edges
+from pipecompile.partitioners.sliding_cuts import sliding_cuts
+from pipecompile.partitioners.stage_paths import carry, is_legal, path_moves, stage_edges
 from pipecompile.partitioners.step_objective import Score, StepObjective
 
 __all__ = ["near_cuts", "step_cuts"]
@@ -38,9 +41,6 @@ _WORK = 400_000
 _SLACK = 1 - 1e-6
 """Factor by which a move must shorten the step."""
 
-_KICKS = 16
-"""Times that the best cut is left by random moves; fewer where an estimate visits many clusters."""
-
 _NEAR = 500
 """Cuts one move away that are estimated."""
 
@@ -56,18 +56,30 @@ _SAME_WORK = 0.005
 _ORDERS = 6
 """Linear orders of a contracted graph that are cut."""
 
+_ANNEALING = 2_000_000
+"""Clusters, arcs and flows that all moves of the annealing may visit: less than a second."""
+
+_MOVES = 12_000
+"""Moves of the annealing at most, where each visits little."""
+
+_SLID = 3
+"""Cuts of linear orders that are improved."""
+
 
 def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRanges | None, most: int) -> list[list[int]]:
     """Return up to `most` different cuts, the shortest estimated step first. `start` is a legal cut."""
-    starts = list(dict.fromkeys(map(tuple, [start, *_contracted_cuts(objective)])))
+    slid = sliding_cuts(objective, ranges, _SLID)
+    starts = list(dict.fromkeys(map(tuple, [start, *slid, *_contracted_cuts(objective)])))
     clusters, found = objective.clusters, dict[tuple[int, ...], Score]()
     share = _WORK // (len(clusters) + len(clusters.arcs) + len(clusters.flows)) // len(starts)
     for cut in starts:
         if is_legal(clusters, ranges, cut):
             for each in (cut, tuple(_descend(objective, cut, ranges, share))):
                 found.setdefault(each, objective.score(each))
-    _kick(objective, ranges, found)
-    add_short_cuts(objective, ranges, found, _ALIKE * most, _VISITS // len(objective.placement))
+    if not add_short_cuts(objective, ranges, found, _ALIKE * most, _VISITS // len(objective.placement)):
+        best = min(found, key=lambda cut: (found[cut], cut))
+        moves = min(_MOVES, _ANNEALING // (len(clusters) + len(clusters.arcs) + len(clusters.flows)))
+        found.update(annealed_cuts(objective, best, ranges, moves, _ALIKE * most))
     ordered = [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))]
     return list(islice(_different(objective, ordered), most))
 
@@ -81,19 +93,6 @@ def _different(objective: StepObjective, cuts: Sequence[list[int]]) -> Iterator[
         if kind not in seen:
             seen.add(kind)
             yield cut
-
-
-def _kick(objective: StepObjective, ranges: StageRanges | None, found: dict[tuple[int, ...], Score]) -> None:
-    """Add cuts to `found`: leave the best by two random moves, and improve again; the same moves at every call."""
-    clusters, draw = objective.clusters, Random(0)
-    graph, visits = adjacency(clusters), len(clusters) + len(clusters.arcs) + len(clusters.flows)
-    for _ in range(min(_KICKS, _WORK // visits // _NEAR)):
-        cut = list(min(found.items(), key=lambda pair: (pair[1], pair[0]))[0])
-        for _ in range(2):
-            moves = list(islice(_moves(objective, cut, ranges, graph), _NEAR))
-            cut = draw.choice(moves) if moves else cut
-        best = tuple(_descend(objective, cut, ranges, _NEAR))
-        found.setdefault(best, objective.score(best))
 
 
 def near_cuts(
@@ -176,17 +175,6 @@ def _moves(
             continue
         for target in sorted({*near, max(stage - 1, 0), min(stage + 1, n_stages - 1)} - {stage}):
             candidate = list(assignment)
-            _carry(candidate, v, target, successors if target > stage else predecessors)
+            carry(candidate, v, target, successors if target > stage else predecessors)
             if is_legal(clusters, ranges, candidate):
                 yield candidate
-
-
-def _carry(assignment: list[int], cluster: int, target: int, along: Sequence[Sequence[int]]) -> None:
-    """Move a cluster to a stage, in place, with all that precedence takes along."""
-    onwards, pending = target > assignment[cluster], [cluster]
-    assignment[cluster] = target
-    while pending:
-        for other in along[pending.pop()]:
-            if assignment[other] != target and (assignment[other] < target) == onwards:
-                assignment[other] = target
-                pending.append(other)

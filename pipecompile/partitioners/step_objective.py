@@ -4,10 +4,12 @@
     waits(s)            = what of after(s) the k(s) further micro-batches in flight on s cannot fill, k(s) stages being after it:
                           max(0, after - k * forward of s) at the begin, max(0, after - k * backward of s) at the end, at most after
                           (without a limit of memory: all stages of a higher number)
-    step                = max over s of   before(s) + waits(s) + M * compute of the device of s
+    through(a, b)       = seconds of the longest path that the transfers from stage a to b are on, forward and back
+    step                = max over s of         before(s) + waits(s) + M * compute of the device of s
+                              and over (a, b)   through(a, b) + (M - 1) * transfers between these devices, one way
 
 The estimate is that of 1F1B. It orders cuts; a simulation under the schedule that will run decides between the best of
-them (`planning/step_search.py`). Loads are as in `objective.py`, but a transfer delays a path and does not occupy a device.
+them (`planning/step_search.py`). Loads are as in `objective.py`, but a transfer delays a path and occupies a link, not a device.
 
     bound      = max of   M * total / devices,  M * largest cluster       work
                           the longest path of operations                  one micro-batch, forward and back
@@ -65,36 +67,53 @@ class StepObjective:
         """Return the estimate for a stage per cluster; infinite if a device has too little memory. O(clusters + arcs + flows)."""
         if self.machine.has_memory_limit and bottleneck(self.clusters, self.machine, assignment) == inf:
             return inf, inf
-        times, edges = self.stage_times(assignment), self.edges(assignment)
+        edges, work = self.edges(assignment), self.work(assignment)
         forward = self._stage_times(self.clusters.forward, assignment)
-        path = [(time + first) / 2 for time, first in zip(times, forward, strict=True)] if self.is_split else times
-        n = len(times)
-        before, after, depth, work = [0.0] * n, [0.0] * n, [0] * n, [0.0] * (1 + max(self.placement))
-        for (a, b), delay in edges:
-            before[b] = max(before[b], before[a] + path[a] + delay)
-        for (a, b), delay in reversed(edges):
-            after[a] = max(after[a], after[b] + path[b] + delay)
-            depth[a] = max(depth[a], depth[b] + 1)
-        for stage, device in enumerate(self.placement):
-            work[device] += times[stage]
-        ends = []
-        if not self.machine.has_memory_limit:
-            depth = list(reversed(range(n)))
+        walk = _StagePaths(self.stage_times(assignment), forward, edges, self.is_split)
+        ends = self._link_ends(edges, walk)
         for s, device in enumerate(self.placement):
-            waits = max(0.0, after[s] - depth[s] * forward[s]) + max(0.0, after[s] - depth[s] * (times[s] - forward[s]))
-            ends.append(before[s] + times[s] + min(after[s], waits) + (self.microbatches - 1) * work[device])
+            ends.append(self._end(s, walk, work[device]))
         return max(ends), sum(ends)
 
-    def can_save(self, assignment: Sequence[int], share: float) -> bool:
-        """Return whether a shorter path of stages alone could shorten the estimated step by this fraction."""
+    def _end(self, s: int, walk: _StagePaths, work: float) -> float:
+        """Return the seconds of the step if stage `s` alone decided. `work` is that of its device for a micro-batch."""
+        chain = len(self.placement) - 1 - s
+        depth = walk.depth[s] if self.machine.has_memory_limit else chain
+        after, forward, time = walk.after[s], walk.forward[s], walk.times[s]
+        waits = max(0.0, after - depth * forward) + max(0.0, after - depth * (time - forward))
+        even = time + min(after, waits) + (self.microbatches - 1) * work
+        held = depth + 1 + max(0, round(self.machine.in_flight[s]) - chain - 1)
+        rounds, rest = divmod(self.microbatches - 1, held)
+        return walk.before[s] + max(even, (rounds + 1) * (walk.path[s] + after) + rest * work)
+
+    def _link_ends(self, edges: list[tuple[tuple[int, int], float]], walk: _StagePaths) -> list[float]:
+        """Return the seconds of the step if one link alone decided, for every pair of stages with transfers."""
+        load: dict[frozenset[int], float] = {}
+        pairs = [(a, b, frozenset((self.placement[a], self.placement[b])), delay) for (a, b), delay in edges if delay]
+        for _, _, link, delay in pairs:
+            load[link] = load.get(link, 0.0) + delay / 2
+        return [
+            walk.before[a] + walk.path[a] + delay + walk.path[b] + walk.after[b] + (self.microbatches - 1) * load[link]
+            for a, b, link, delay in pairs
+        ]
+
+    def can_save(self, assignment: Sequence[int], share: float, least_work: float = inf) -> bool:
+        """Return whether the shortest path of stages, or `least_work` on the slowest device, could shorten the estimated step by
+        this fraction.
+        """
         ends = [0.0] * len(self.clusters)
         for a, b in self.clusters.arcs:  # sorted, and clusters are in topological order
             ends[b] = max(ends[b], ends[a] + self.times[a])
         path = max((end + time for end, time in zip(ends, self.times, strict=True)), default=0.0)
-        now, work = self.score(assignment)[0], [0.0] * (1 + max(self.placement))
+        now, work = self.score(assignment)[0], min(max(self.work(assignment)), least_work)
+        return path / max(self.machine.speed) + (self.microbatches - 1) * work < now * (1 - share)
+
+    def work(self, assignment: Sequence[int]) -> list[float]:
+        """Return the seconds of every device for a micro-batch, forward and back."""
+        work = [0.0] * (1 + max(self.placement))
         for stage, time in enumerate(self.stage_times(assignment)):
             work[self.placement[stage]] += time
-        return path / max(self.machine.speed) + (self.microbatches - 1) * max(work) < now * (1 - share)
+        return work
 
     def stage_times(self, assignment: Sequence[int]) -> list[float]:
         """Return the seconds of every stage for a micro-batch, forward and back."""
@@ -124,6 +143,23 @@ class StepObjective:
             if assignment[sink] != last:  # outputs go to the loss
                 edges.setdefault((assignment[sink], last), 0.0)
         return sorted(edges.items())
+
+
+class _StagePaths:
+    """The stages of a cut as a DAG: seconds of each, of the longest paths to and from it, and the stages after it."""
+
+    def __init__(
+        self, times: list[float], forward: list[float], edges: list[tuple[tuple[int, int], float]], is_split: bool
+    ) -> None:
+        n = len(times)
+        self.times, self.forward = times, forward
+        self.path = [(time + first) / 2 for time, first in zip(times, forward, strict=True)] if is_split else times
+        self.before, self.after, self.depth = [0.0] * n, [0.0] * n, [0] * n
+        for (a, b), delay in edges:
+            self.before[b] = max(self.before[b], self.before[a] + self.path[a] + delay)
+        for (a, b), delay in reversed(edges):
+            self.after[a] = max(self.after[a], self.after[b] + self.path[b] + delay)
+            self.depth[a] = max(self.depth[a], self.depth[b] + 1)
 
 
 def step_lower_bound(

@@ -4,9 +4,9 @@
     t0 | t1 | t2 | head                           1.00     of 2 stages in a row: short
     t0 | (t0) t1 | (t1) t2 | (t2) head            0.93     of 4 stages in a row: long, though every stage is faster
 
-The incumbent is the cut with the least bottleneck. Where the stages that follow each other could be fewer, the partitioner
-proposes other cuts (`partitioners/step_cuts.py`), each is simulated under the schedule that it will run, and the shortest step
-wins. The step is never longer than that of the incumbent.
+The incumbent is the cut with the least bottleneck. Where the stages that follow each other could be fewer, or transfers that count
+as work there keep devices idle, the partitioner proposes other cuts (`partitioners/step_cuts.py`), each is simulated under the
+schedule that it will run, and the shortest step wins. The step is never longer than that of the incumbent.
 """
 
 from __future__ import annotations
@@ -104,8 +104,10 @@ class _StepSearch:
 
     @property
     def may_pay(self) -> bool:
-        """Whether other cuts are worth a search: the graph is small, or the path of stages could be shorter."""
-        return self.is_small or self.objective.can_save(self.start, _WORTH)
+        """Whether other cuts are worth a search: the graph is small, or the path of stages or the slowest device could be shorter."""
+        from pipecompile.partitioners.sliding_cuts import least_work
+
+        return self.is_small or self.objective.can_save(self.start, _WORTH, least_work(self.objective, self.ranges))
 
     @property
     def is_small(self) -> bool:
@@ -134,13 +136,14 @@ class _StepSearch:
         return step_seconds(draft, schedule, self.options)
 
     def _try(self, cut: list[int]) -> bool:
-        """Simulate a cut. Return whether it is the best so far: it leaves no more stages empty, fits the memory, and is shortest."""
-        if tuple(cut) in self.seen or len(set(cut)) < len(set(self.start)):
+        """Simulate a cut. Return whether it is the best so far: it fits the memory and is shortest, by `_WORTH` if it leaves more stages empty."""
+        if tuple(cut) in self.seen:
             return False
         self.seen.add(tuple(cut))
         self.tried += 1
         other = self._draft(self.clusters.stage_by_node(cut))
-        if other is None or (seconds := self.seconds(other)) >= self.best_seconds * (1 - GAP):
+        gain = _WORTH if len(set(cut)) < len(set(self.best_cut)) else GAP
+        if other is None or (seconds := self.seconds(other)) >= self.best_seconds * (1 - gain):
             return False
         self.best, self.best_cut, self.best_seconds = other, cut, seconds
         return True

@@ -67,6 +67,27 @@ def test_only_a_path_that_could_be_shorter_is_worth_a_search():
     assert objective(TOWERS, (0, 1, 2), 8).can_save([0, 1, 1, 2], 0.01)
 
 
+def test_an_even_cut_is_worth_a_search_where_one_device_has_all_work():
+    even = objective(chain([3.0] * 4), (0, 1), 8)
+    assert not even.can_save([0, 0, 0, 0], 0.01)
+    assert even.can_save([0, 0, 0, 0], 0.01, least_work=6.0)
+    assert not even.can_save([0, 0, 1, 1], 0.01, least_work=6.0)
+
+
+def test_a_link_takes_one_transfer_at_a_time():
+    slow = replace(chain([3.0] * 2), tensors=(Tensor("n0", ("n1",), 20.0),), in_flight=(8.0, 1.0))
+    assert objective(slow, (0, 1), 8).score([0, 1])[0] == 3.0 + 20.0 + 3.0 + 7 * 10.0
+
+
+def test_a_stage_waits_for_the_gradients_of_what_it_may_hold():
+    far = replace(chain([3.0] * 2), tensors=(Tensor("n0", ("n1",), 4.0),))
+    there_and_back = 3.0 + 4.0 + 3.0
+    assert (
+        objective(far, (0, 1), 7).score([0, 1])[0] == 3 * there_and_back + there_and_back
+    )  # two at a time: the first two thrice
+    assert objective(replace(far, in_flight=(7.0, 1.0)), (0, 1), 7).score([0, 1])[0] < 4 * there_and_back
+
+
 def test_memory_counts():
     tight = replace(TOWERS, nodes=tuple(replace(node, bytes=10.0) for node in TOWERS.nodes), memory_limit=15.0)
     assert objective(tight, (0, 1, 2, 3), 8).score([0, 1, 2, 3])[0] < float("inf")
