@@ -110,6 +110,14 @@ def test_ranks_that_clip_by_norms_of_their_own_are_told(said: dict[str, list[str
 
 
 @pytest.mark.timeout(700)
+def test_a_rank_that_leaves_out_zero_grad_is_told(said: dict[str, list[str]]) -> None:
+    """Its part of the model was trained by sums of the gradients of all steps, without a word, before."""
+    for rank in warned(said, "updates"):
+        assert [text.partition(":")[0] for text in rank["kept"]] == ["the ranks clear their gradients differently"]
+        assert "rank 0: cleared (0.weight ...); rank 1: kept (2.weight ...)" in rank["kept"][0]
+
+
+@pytest.mark.timeout(700)
 def test_a_hook_on_a_weight_of_two_ranks_scales_each_part_once_and_is_warned_of(said: dict[str, list[str]]) -> None:
     """The part of the second rank was halved twice, without a word, before."""
     for rank in warned(said, "updates"):
