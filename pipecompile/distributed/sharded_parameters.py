@@ -77,9 +77,10 @@ class ShardedParameters:
         return bool(self._parameters)
 
     @property
-    def trained(self) -> list[tuple[int, ...]]:
-        """The shapes of the sharded parameters that are trained."""
-        return [tuple(each.whole.shape) for each in self._parameters.values() if each.shard.requires_grad]
+    def wholes(self) -> list[nn.Parameter]:
+        """The model's own parameters, which are trained as their shards are."""
+        self.align()
+        return [each.whole for each in self._parameters.values()]
 
     def shard(self, parameters: Iterable[nn.Parameter]) -> None:
         """Keep only the rows of this rank from now on. Scalars are replicated; integer parameters stay as they are."""

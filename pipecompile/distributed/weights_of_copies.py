@@ -22,13 +22,13 @@ from pipecompile.distributed.weight_updates import Updates
 from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["WeightsOfCopies"]
+__all__ = ["WeightsOfCopies", "shortened"]
 
 _PROBED = 4
 """Parameters and buffers of which elements are compared in each step; those of all are in steps 1, 2, 4, 8 ..."""
 
 _SHOWN = 3
-"""Names that the warning has."""
+"""Names that a message has."""
 
 _EXCHANGES = 8
 """Differences that are looked at in each step; later ones are in steps 16, 32, 64 ..."""
@@ -93,10 +93,15 @@ def _kinds(texts: Sequence[str]) -> list[str]:
     return [f"values {known.index(text) + 1}" for text in texts]
 
 
-def _text(names: Sequence[str], ranks: str) -> str:
+def shortened(names: Sequence[str]) -> str:
+    """Return a few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _text(names: Sequence[str], ranks: str) -> str:
     return (
-        f"the copies of the pipeline have other values of {', '.join(names[:_SHOWN])}{more}: {ranks}. Their gradients are added up as those of "
+        f"the copies of the pipeline have other values of {shortened(names)}: {ranks}. Their gradients are added up as those of "
         "one model. Try the same optimizer.step() and load_state_dict on all copies, not under `if rank == 0`, and one seed for what changes "
         "weights at random; pipe.load_state_dict of one checkpoint on all makes them equal"
     )
