@@ -34,7 +34,7 @@ class UpdateDifferences:
             self._once(_text_of_steps(ranks, those))
         if _scale_differently(those):
             self._once(_text_of_scaling(ranks, those))
-        if len({one.is_kept for one in those} - {None}) > 1:
+        if len({one.is_kept for one in those if one.steps} - {None}) > 1:
             self._once(_text_of_keeping(ranks, those))
 
     def _once(self, text: str) -> None:

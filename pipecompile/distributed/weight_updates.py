@@ -54,7 +54,7 @@ class Updates:
     settings   of the optimizers that stepped, in words
     factor     that gradients were multiplied by before the first step; None if nothing is known of it, or if they had several
     parameter  the first one of the rank that is trained, and `is_changed` says whether any was
-    is_kept    whether gradients are still there, to be added to; None if there were none
+    is_kept    whether gradients are still there, to be added to; None if that is not known
     """
 
     steps: int
@@ -68,7 +68,7 @@ class Updates:
     def key(self) -> str:
         """A text that is equal on ranks that do the same."""
         factor = "" if self.factor is None else f"{self.factor:.2g}"
-        kept = "" if self.is_kept is None else self.is_kept
+        kept = self.is_kept if self.steps else None
         return f"{self.steps} {sorted(self.settings)} {factor} {kept}"
 
     def to_json(self) -> str:
@@ -143,9 +143,16 @@ class WeightUpdates:
         return replace(made, is_kept=self._are_gradients_kept())
 
     def _are_gradients_kept(self) -> bool | None:
-        """Return whether a gradient that the last call has left is there, and not zero; None if it has left none."""
-        left = [one for (_, one), before in zip(self._probes, self._gradients, strict=True) if before]
-        return any(one.grad is not None and not _is_zero(one.grad) for one in left) if left else None
+        """Return whether the gradients that the last call has left are there, and not zero. Return None where it has left none, if some
+        were cleared, and of parameters that are frozen, or left the model: no optimizer clears these.
+        """
+        pairs = zip(self._probes, self._gradients, strict=True)
+        left = [one for (_, one), before in pairs if before and one.requires_grad]
+        kept = [one.grad is not None and not _is_zero(one.grad) for one in left]
+        if not kept or not all(kept):
+            return False if kept and not any(kept) else None
+        own = {id(parameter) for _, parameter in self._named()}
+        return True if all(id(one) in own for one in left) else None
 
     def since_last_step(self) -> Updates | None:
         """Return, once, what optimizers did since this was asked last, as copies do in each step."""

@@ -35,6 +35,7 @@ def told(*each: Updates | None, differences: UpdateDifferences | None = None) ->
             updates("A", is_kept=True),
             updates("A"),
         ),  # gradients there are zero by themselves
+        (updates("A", is_kept=False), Updates(0, (), None, "2.weight", True, True)),  # no optimizer has them
     ],
 )
 def test_ranks_that_may_be_meant_are_not_told(each: tuple[Updates | None, ...]) -> None:

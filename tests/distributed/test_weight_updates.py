@@ -74,6 +74,10 @@ def test_gradients_that_are_left_for_the_next_step_are_seen(set_to_none: bool) -
     assert is_kept()
     layer.zero_grad(set_to_none=set_to_none)
     assert is_kept() is False
+    layer(torch.ones(2, 3)).sum().backward()
+    layer.bias.requires_grad_(False)
+    layer.weight = nn.Parameter(torch.ones(3, 3))
+    assert is_kept() is None, "no optimizer clears what is frozen or gone"
     with updates.of_program(DUE):
         pass  # an evaluation
     assert is_kept() is None
