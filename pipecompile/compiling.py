@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,8 @@ def compile(
     if ranks is None and cuda_graphs is False:
         devices = parts_of_one_card(devices)
     devices, shards = (devices, 1) if ranks is None else (ranks.devices, ranks.shards)
-    options = Options.of(model, n_stages, devices=devices, shards=shards, **keywords)
+    with nullcontext() if ranks is None else ranks.as_devices():
+        options = Options.of(model, n_stages, devices=devices, shards=shards, **keywords)
     if ranks is not None and options.cuda_graphs == "step":
         why = "the ranks of a step send each other values, in the middle of it"
         raise InputError('cuda_graphs="step" is given on ranks', why=why, hint="cuda_graphs=True")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cached_property, partial
 from hashlib import sha256
@@ -14,7 +15,7 @@ from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
 from pipecompile.distributed.copy_calls import other_modes, rows_of_copies
 from pipecompile.distributed.failure_report import Disagreement, StageDisagreement
 from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place
-from pipecompile.distributed.weights_of_copies import WeightsOfCopies
+from pipecompile.distributed.weights_of_copies import WeightsOfCopies, shortened
 from pipecompile.errors import RunError
 from pipecompile.torch_private.dtensors import gradient_of, like, local
 
@@ -75,7 +76,7 @@ class GradientReduction:
         _check_parts(running, self.unit)
         self.is_alike = len(running) == len(rows) and len({row[_PROGRAM] for row in running}) == 1
         if len({row[_TRAINED] for row in rows}) > 1:
-            raise self._other_parameters()
+            raise self._other_parameters(weights)
         weights.compare(self.group, [(row[_STEP], row[_WEIGHTS]) for row in rows], self.whole)
         if program is None:
             self.share = 0.0
@@ -85,13 +86,17 @@ class GradientReduction:
 
     @property
     def _trained(self) -> str:
-        """The shapes of the parameters of this rank that are trained, as text: their gradients are sent one after the other."""
-        trained = [tuple(parameter.shape) for parameter in self.whole if parameter.requires_grad]
-        return ", ".join(map(str, [*trained, *self.shards.trained]))
+        """The places and shapes of the parameters of this rank that are trained, as text: their gradients are sent one after the other."""
+        every = (*self.whole, *self.shards.wholes)
+        return str([(place, tuple(each.shape)) for place, each in enumerate(every) if each.requires_grad])
 
-    def _other_parameters(self) -> StageDisagreement:
-        """Return the error of copies that train other parameters. Ranks of other stages may have no difference."""
-        texts = self.group.all_gather_text(self._trained)
+    def _other_parameters(self, weights: WeightsOfCopies) -> StageDisagreement:
+        """Return the error of copies that train other parameters, with the names. Ranks of other stages may have no difference."""
+        names = {id(one): name for name, one in weights.named()}
+        own = [names.get(id(one), "?") for one in (*self.whole, *self.shards.wholes) if one.requires_grad]
+        rows = [json.loads(text) for text in self.group.all_gather_text(json.dumps(own))]
+        shared = set(rows[0]).intersection(*rows[1:])
+        texts = [shortened([name for name in row if name not in shared]) for row in rows]
         if self.is_alike:
             why, hint = "a parameter was frozen on one copy alone", "requires_grad alike on the same rank of all copies"
         else:
@@ -100,7 +105,7 @@ class GradientReduction:
         return StageDisagreement(
             "the copies of the pipeline train other parameters on their ranks",
             where="; ".join(
-                f"rank {rank}: {text or 'none'}" for rank, text in zip(self.group.ranks, texts, strict=True)
+                f"rank {rank}: {text or 'none of these'}" for rank, text in zip(self.group.ranks, texts, strict=True)
             ),
             why=why,
             hint=hint,

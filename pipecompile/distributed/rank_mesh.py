@@ -7,6 +7,8 @@ mesh ("dp", "pp")      pp ──►  one rank per pipeline device
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, ScheduleError
 from pipecompile.parameters.process_identity import start_of_ranks
 from pipecompile.torch_private.accelerators import accelerator_type, is_accelerator
 from pipecompile.torch_private.process_groups import default_store, flattened, timeout_of
@@ -92,6 +94,19 @@ class RankMesh:
         here = torch.device(kind)
         here = torch.device(kind, torch.accelerator.current_device_index()) if is_accelerator(here) else here
         return (here,) * self.size
+
+    @contextmanager
+    def as_devices(self) -> Iterator[None]:
+        """Say in a ScheduleError of this context that the devices are ranks: its `devices=` would be stages in one process."""
+        try:
+            yield
+        except ScheduleError as error:
+            if "devices=" not in error.hint:
+                raise
+            several = f'n_stages={self.size}, one per rank of the pipeline; or schedule="interleaved", with several stages on each'
+            hint = f"{several}; or other ranks, by torchrun --nproc-per-node= or mesh="
+            why = error.why or f"the devices are the ranks of the pipeline, of which there are {self.size}"
+            raise ScheduleError(error.what, where=error.where, why=why, hint=hint) from error.__cause__
 
     @property
     def shards(self) -> int:

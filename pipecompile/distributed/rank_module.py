@@ -17,6 +17,7 @@ from pipecompile.distributed.call_batch import CallBatch
 from pipecompile.distributed.collective_call import CollectiveCall
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.compile_settings import settings_text
+from pipecompile.distributed.constant_buffers import ConstantBuffers
 from pipecompile.distributed.data_parallel import Replicas
 from pipecompile.distributed.extra_state import device_of_module, extra_state_keys
 from pipecompile.distributed.lockstep import Lockstep
@@ -52,7 +53,8 @@ class RankModule(Pipeline):
         self._backend.model = model
         self._shards = self._backend.shards
         self.__dict__["replicas"] = self._backend.replicas  # the model may have an attribute of this name
-        self.replicas.weights.named = model.named_parameters
+        self.replicas.weights.named = lambda: chain(model.named_parameters(), model.named_buffers())
+        self.replicas.weights.buffers = ConstantBuffers(model, lambda: self._cache.entries, self._is_here)
         self._lockstep: Lockstep = self._backend.lockstep
         is_alone, named = len(ranks.members) == 1, lambda: self.named_parameters() if self._cache else ()
         self._updates = WeightUpdates(named, ranks.size, is_alone=is_alone)

@@ -124,7 +124,7 @@ class RankPipeline(RankModule):
         """
         is_by_stage = bool(self._shards) and Kind.UNSHARD in self._options.kinds and self.replicas.group is not None
         if is_by_stage:
-            self._shards.follow_shards()
+            self._shards.align()
             is_known = is_mini_batch and not self._options.split and self._has_recording(args, kwargs)
             is_by_stage = self._all_ranks(is_true=is_known)
         with self._shards.by_stage() if is_by_stage else self._shards.whole():

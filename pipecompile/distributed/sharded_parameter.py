@@ -9,7 +9,7 @@ a while                                                           it the views t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ class ShardedParameter:
 
     `stride` is the stride of the whole parameter. `width` is the number of elements of a shard in a message, padding
     included. `version` is the version counter of `whole` after it was gathered. `memory` has the values of `whole`, or had them and
-    has an empty storage; None between steps.
+    has an empty storage; None between steps. `is_trained` says whether both required gradients when they were last compared.
     """
 
     whole: nn.Parameter
@@ -38,6 +38,17 @@ class ShardedParameter:
     version: int = 0
     is_whole: bool = True
     memory: torch.Tensor | None = None
+    is_trained: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_trained = self.whole.requires_grad
+
+    def align(self) -> None:
+        """Let `whole` and `shard` both require gradients, or neither, as a script has set the one of them that changed."""
+        changed = self.whole if self.whole.requires_grad != self.is_trained else self.shard
+        self.is_trained = changed.requires_grad
+        self.whole.requires_grad_(self.is_trained)
+        self.shard.requires_grad_(self.is_trained)
 
     @property
     def local(self) -> torch.Tensor:
@@ -70,7 +81,7 @@ class ShardedParameter:
         assert self.memory is not None
         show(self.whole)
         self.whole.data, self.is_whole = self.memory, True
-        self.whole.requires_grad_(self.shard.requires_grad)
+        self.align()
         self.version = version_of(self.whole)
 
     def free(self, index: int, size: int, *, is_kept: bool = False) -> None:

@@ -77,9 +77,10 @@ class ShardedParameters:
         return bool(self._parameters)
 
     @property
-    def trained(self) -> list[tuple[int, ...]]:
-        """The shapes of the sharded parameters that are trained."""
-        return [tuple(each.whole.shape) for each in self._parameters.values() if each.shard.requires_grad]
+    def wholes(self) -> list[nn.Parameter]:
+        """The model's own parameters, which are trained as their shards are."""
+        self.align()
+        return [each.whole for each in self._parameters.values()]
 
     def shard(self, parameters: Iterable[nn.Parameter]) -> None:
         """Keep only the rows of this rank from now on. Scalars are replicated; integer parameters stay as they are."""
@@ -106,7 +107,10 @@ class ShardedParameters:
     def shard_of(self, tensor: T) -> T:
         """Return the shard of a sharded parameter, and any other tensor itself."""
         parameter = self._parameters.get(id(tensor))
-        return tensor if parameter is None else parameter.shard  # type: ignore[return-value]
+        if parameter is None:
+            return tensor
+        parameter.align()
+        return parameter.shard  # type: ignore[return-value]
 
     def replace(self, state: Any, tensors: Mapping[str, Any]) -> Any:
         """Replace sharded parameters in a state dict by their shards; `tensors` has the model's own tensors by key."""
@@ -133,7 +137,7 @@ class ShardedParameters:
     @contextmanager
     def by_stage(self) -> Iterator[None]:
         """Leave it to the program of a step in this context to gather parameters. Afterwards all are freed."""
-        self.follow_shards()
+        self.align()
         self.is_by_stage = True
         try:
             yield
@@ -156,10 +160,10 @@ class ShardedParameters:
                 for parameter in own:
                     parameter.free(self.groups[-1].index, self.groups[-1].size)
 
-    def follow_shards(self) -> None:
-        """Let the model's own parameters require gradients as the shards do, which is what users see."""
+    def align(self) -> None:
+        """Let parameters of the model and their shards require gradients alike: a script may freeze either."""
         for parameter in self._parameters.values():
-            parameter.whole.requires_grad_(parameter.shard.requires_grad)
+            parameter.align()
 
     def refuse_hooks(self) -> None:
         """Raise InputError for a shard with hooks on its gradient: autograd computes that of the whole parameter."""

@@ -3,8 +3,8 @@
 rank 0   pipe.step ── clip x0.5 ── AdamW.step ──► "AdamW(lr=0.001), lr x 1", 1 step, gradients x 0.5 ──► pipe.step
 rank 1   pipe.step ── clip x0.2 ──────────────► nothing, 0 steps                                     ──► pipe.step
 
-Optimizers are seen by the hooks that torch calls around each `step`. Gradients are seen by a few elements, at the end of a call and
-when an optimizer begins.
+Optimizers are seen by the hooks that torch calls around each `step`. Gradients are seen by a few elements, at the end of a call,
+when an optimizer begins, and at the next call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -54,6 +54,7 @@ class Updates:
     settings   of the optimizers that stepped, in words
     factor     that gradients were multiplied by before the first step; None if nothing is known of it, or if they had several
     parameter  the first one of the rank that is trained, and `is_changed` says whether any was
+    is_kept    whether gradients are still there, to be added to; None if that is not known
     """
 
     steps: int
@@ -61,12 +62,14 @@ class Updates:
     factor: float | None
     parameter: str
     is_changed: bool
+    is_kept: bool | None = None
 
     @property
     def key(self) -> str:
         """A text that is equal on ranks that do the same."""
         factor = "" if self.factor is None else f"{self.factor:.2g}"
-        return f"{self.steps} {sorted(self.settings)} {factor}"
+        kept = self.is_kept if self.steps else None
+        return f"{self.steps} {sorted(self.settings)} {factor} {kept}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -136,7 +139,20 @@ class WeightUpdates:
         if not self._probes:
             return None
         is_changed = [version_of(parameter) for _, parameter in self._probes] != self._versions
-        return self._of_call.updates(self._factor, self._probes[0][0], is_changed=is_changed)
+        made = self._of_call.updates(self._factor, self._probes[0][0], is_changed=is_changed)
+        return replace(made, is_kept=self._are_gradients_kept())
+
+    def _are_gradients_kept(self) -> bool | None:
+        """Return whether the gradients that the last call has left are there, and not zero. Return None where it has left none, if some
+        were cleared, and of parameters that are frozen, or left the model: no optimizer clears these.
+        """
+        pairs = zip(self._probes, self._gradients, strict=True)
+        left = [one for (_, one), before in pairs if before and one.requires_grad]
+        kept = [one.grad is not None and not _is_zero(one.grad) for one in left]
+        if not kept or not all(kept):
+            return False if kept and not any(kept) else None
+        own = {id(parameter) for _, parameter in self._named()}
+        return True if all(id(one) in own for one in left) else None
 
     def since_last_step(self) -> Updates | None:
         """Return, once, what optimizers did since this was asked last, as copies do in each step."""
@@ -185,9 +201,18 @@ def _element(gradient: torch.Tensor | None, *, is_due: bool) -> float | None:
     gradient = local(gradient)
     if gradient.layout != torch.strided or not gradient.numel() or not (is_due or gradient.device.type == "cpu"):
         return None
-    middle = tuple(size // 2 for size in gradient.shape)
-    element = float(gradient.detach()[middle])
+    element = float(gradient.detach()[_middle(gradient)])
     return element if isfinite(element) and element else None
+
+
+def _is_zero(gradient: torch.Tensor) -> bool:
+    """Return whether the element in the middle of a gradient is zero."""
+    gradient = local(gradient)
+    return gradient.layout == torch.strided and not gradient.detach()[_middle(gradient)]
+
+
+def _middle(gradient: torch.Tensor) -> tuple[int, ...]:
+    return tuple(size // 2 for size in gradient.shape)
 
 
 def _factor(before: list[float | None], now: list[float | None]) -> float | None:

@@ -163,7 +163,8 @@ class WarningsOnce:
         self._once(
             "deciding",
             f"Python decides at {line} by values of its samples: in pipe(x), by those of each micro-batch, and may go another way than"
-            " the model on the whole mini-batch. Try pipe.model(x), or n_microbatches=1",
+            " the model on the whole mini-batch. Try n_microbatches=1, or pipe.model(x); on several ranks that has the trained weights of its"
+            " own stages alone, until pipe.model.load_state_dict(pipe.full_state_dict())",
         )
 
     def doubtful(self, difference: str) -> None:

@@ -24,7 +24,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, described
 from pipecompile.ir.input_checks import file_path, whole
 from pipecompile.ir.progress import task
 from pipecompile.ir.shown_value import shown
@@ -37,6 +37,9 @@ from pipecompile.torch_private.pytree import tree_map_only
 __all__ = ["save_checkpoint"]
 
 _NAME = re.compile("[0-9]{8,}")
+_CUT_SHORT = ("unexpected pos", "failed writing", "No space left", "File too large", "quota exceeded")
+"""Parts of errors of torch, and of the system, about a file that could not be written to its end."""
+
 _SAVER = ThreadPoolExecutor(1, "pipecompile-checkpoint")
 """Writes asynchronous checkpoints one after the other; Python waits for them before it exits."""
 _groups: list[Any] = []
@@ -116,12 +119,28 @@ def _save(
         save(state, checkpoint_id=path, process_group=None if savers is None else savers.group, no_dist=savers is None)
         _seal(path, _gathered(path, savers), keep, savers)
     except CheckpointException as error:  # derives from BaseException
-        raise _unwritten(path, str(error)) from error
+        raise _failure(error.failures, path, savers) from error
     except Exception as error:
         if (explained := _explained(error, path, savers, attendance)) is None:
             raise
         raise explained from error
     return path
+
+
+def _failure(failures: Mapping[int, tuple[BaseException, Any]], path: Path, savers: Savers | None) -> BaseException:
+    """Return the error for what ranks raised while they wrote, by their places; of this rank itself what ends its script, such as Ctrl-C."""
+    own = failures.get(0 if savers is None else savers.number)
+    if own is not None and not isinstance(own[0], Exception):
+        return own[0]
+    texts = {place: described(one) for place, (one, _) in failures.items()}
+    where = (
+        texts.values() if savers is None else (f"rank {savers.ranks[place]}: {text}" for place, text in texts.items())
+    )
+    is_short = any(end in text for text in texts.values() for end in _CUT_SHORT)
+    room = "; see whether the disk, or a quota, has room for another" if is_short else ""
+    return InputError(
+        f"the checkpoint {path} cannot be written", where="; ".join(where), hint=f"the one before is as it was{room}"
+    )
 
 
 def _explained(

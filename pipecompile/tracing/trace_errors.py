@@ -57,6 +57,10 @@ def needs_values(error: BaseException) -> bool:
     return isinstance(error, _DATA_DEPENDENT)
 
 
+_MODEL_ITSELF = "or, to evaluate, the model itself: pipe.model(x), on several ranks after pipe.model.load_state_dict(pipe.full_state_dict())"
+"""A way out in evaluation. On ranks the model has the trained weights of its own stages alone."""
+
+
 def is_unsupported_by_fakes(error: BaseException) -> bool:
     """Return whether a torch operator does not run on fake tensors or with symbolic sizes."""
     if isinstance(error, TraceError):
@@ -71,7 +75,7 @@ def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
     called = _last_call(error)
     if needs_values(error):
         code = "PC103" if isinstance(error, DynamicOutputShapeException) else _by_call(called)
-        hint = "" if model.training else f"{CODES[code].hint}; or, to evaluate, the model itself: pipe.model(x)"
+        hint = "" if model.training else f"{CODES[code].hint}; {_MODEL_ITSELF}"
         return TraceError(code=code, where=raiser(error), hint=hint)
     if called in _READS_MEMORY:
         return TraceError(code="PC104", where=raiser(error))

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -153,6 +153,25 @@ def beside_a_copy(change: Callable[[Any], object]) -> Callable[[int], Any]:
 
 def frozen(pipe: Any) -> None:
     next(pipe.parameters()).requires_grad_(False)
+
+
+def other_layers(rank: int) -> Any:
+    """Step with a layer frozen in each copy, another one of the same stage and of the same shape."""
+    torch.manual_seed(0)
+    model, (x, y) = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4)), batches(1)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    pipe = pc.compile(
+        model,
+        2,
+        mesh=mesh,
+        loss_fn=square,
+        n_microbatches=2,
+        cost="analytic",
+        pin={"0": 0, "1": 1},
+        example_args=(x[0, :4],),
+    )
+    cast(nn.Sequential, model[0])[1 - rank // 2].requires_grad_(False)
+    return error_of(lambda: pipe.step(x[0, :4], target=y[0, :4]))
 
 
 def failed_load(rank: int) -> Any:
@@ -378,6 +397,7 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "one copy clips": (clipped_copy, 4, TIMEOUT),
     "copies clip otherwise": (lambda rank: clipped_copy(rank, max_norm=1.0 + rank // 2), 4, TIMEOUT),
     "eval on a copy": (beside_a_copy(lambda pipe: [pipe.eval()] and pipe.train), 4, TIMEOUT),
+    "other layers of copies": (other_layers, 4, TIMEOUT),
     "frozen on a copy": (beside_a_copy(frozen), 4, TIMEOUT),
     "loaded on a copy": (beside_a_copy(lambda pipe: pipe.load_state_dict(pipe.state_dict())), 4, TIMEOUT),
     "updates": (of_ranks, 2, TIMEOUT),

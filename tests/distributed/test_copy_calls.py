@@ -13,7 +13,7 @@ from pipecompile.distributed.copy_calls import COPY_CALLS, equal_rows_of_copies,
 from pipecompile.errors import PlanError
 
 SCRIPTS = ["one copy clips", "copies clip otherwise", "eval on a copy", "frozen on a copy", "loaded on a copy"]
-SCRIPTS += ["updates", "updates of copies"]
+SCRIPTS += ["updates", "updates of copies", "other layers of copies"]
 
 
 class Beside(CollectiveGroup):
@@ -71,7 +71,15 @@ def test_a_parameter_that_is_frozen_on_one_copy_is_told_on_all_ranks(said: dict[
     """The processes ended inside gloo, which was given messages of other sizes, and were said to be killed."""
     for text in said["frozen on a copy"]:
         assert "the copies of the pipeline train other parameters on their ranks" in text
-    assert "rank 0: (4, 4), (4,); rank 2: (4,)" in said["frozen on a copy"][0]
+    assert "rank 0: 0.weight; rank 2: none of these" in said["frozen on a copy"][0]
+
+
+@pytest.mark.timeout(700)
+def test_copies_that_freeze_other_layers_of_one_shape_are_told(said: dict[str, list[str]]) -> None:
+    """The gradients of one layer were added to those of another, without a word, before."""
+    for text in said["other layers of copies"]:
+        assert "the copies of the pipeline train other parameters on their ranks" in text
+    assert "rank 0: 0.0.weight, 0.0.bias; rank 2: 0.1.weight, 0.1.bias" in said["other layers of copies"][0]
 
 
 def warned(said: dict[str, list[str]], name: str) -> list[dict[str, Any]]:
@@ -107,6 +115,14 @@ def test_ranks_that_clip_by_norms_of_their_own_are_told(said: dict[str, list[str
         assert [text.partition(":")[0] for text in rank["clipped"]] == ["the ranks scale their gradients differently"]
         assert "rank 0: by 0.298 (0.weight ...); rank 1: by 0.228 (2.weight ...)" in rank["clipped"][0]
         assert "InputError: torch.optim.LBFGS is given the parameters of a pipeline" in rank["searched"]
+
+
+@pytest.mark.timeout(700)
+def test_a_rank_that_leaves_out_zero_grad_is_told(said: dict[str, list[str]]) -> None:
+    """Its part of the model was trained by sums of the gradients of all steps, without a word, before."""
+    for rank in warned(said, "updates"):
+        assert [text.partition(":")[0] for text in rank["kept"]] == ["the ranks clear their gradients differently"]
+        assert "rank 0: cleared (0.weight ...); rank 1: kept (2.weight ...)" in rank["kept"][0]
 
 
 @pytest.mark.timeout(700)

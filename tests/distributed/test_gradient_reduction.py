@@ -35,7 +35,7 @@ class Rows(CollectiveGroup):
     ranks = (4, 5)
 
     def all_gather_text(self, text: str) -> list[str]:
-        return [text, "(5,)"]
+        return [text, '["bias"]']
 
 
 def reduction(samples: float | None, *others: Sequence[dict[int, float]]) -> GradientReduction:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import pipecompile as pc
 from pipecompile.distributed.rank_mesh import RankMesh, _copies_of
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, ScheduleError
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -52,6 +52,23 @@ def test_the_ranks_of_a_mesh() -> None:
     assert ranks.rank_of(0) == 0
     assert ranks.devices == (torch.device("cpu"),)
     assert ranks.replica_group is ranks.shard_mesh is ranks.tensor_group is None
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", pc.build_schedule("1f1b", 2, 4)])
+def test_more_stages_than_ranks_are_no_reason_to_leave_the_ranks(schedule: Any) -> None:
+    """Before, the error said devices=, with which each rank would have trained a model of its own."""
+    with pytest.raises(ScheduleError) as raised:
+        pc.compile(
+            nn.Linear(2, 2), 2 if schedule == "1f1b" else 1, schedule=schedule, mesh=init_device_mesh("cpu", (1,))
+        )
+    assert "devices=" not in str(raised.value)
+    assert "of the pipeline, of which there are 1" in raised.value.why
+    assert raised.value.hint.startswith("n_stages=1, one per rank of the pipeline; or schedule=")
+
+
+def test_other_errors_of_a_schedule_are_as_they_are() -> None:
+    with pytest.raises(ScheduleError, match="schedule='1f1' is not known"), RankMesh.of(None).as_devices():
+        pc.compile(nn.Linear(2, 2), 1, schedule="1f1", devices=["cpu"])
 
 
 def test_a_mesh_of_one_dimension_needs_no_name() -> None:

@@ -112,6 +112,22 @@ def test_what_users_freeze_is_frozen_before_it_is_gathered(sharded: ShardedParam
     assert model.weight.isnan().all()
 
 
+def test_what_is_frozen_in_the_model_is_frozen_in_its_shard_and_trained_again(
+    sharded: ShardedParameters, model: nn.Linear
+) -> None:
+    """The step trained it as before, without a word."""
+    model.bias.requires_grad_(False)
+    with sharded.whole():
+        model(torch.ones(1, 3)).sum().backward()
+        assert model.bias.grad is None
+    assert not sharded.shard_of(model.bias).requires_grad
+    model.requires_grad_(True)
+    assert sharded.shard_of(model.bias).requires_grad
+    sharded.shard_of(model.weight).requires_grad_(False)
+    sharded.align()
+    assert not model.weight.requires_grad
+
+
 def test_without_a_mesh_nothing_is_sharded(model: nn.Linear) -> None:
     shards = ShardedParameters(None, cast(Any, None))
     assert shards.is_known

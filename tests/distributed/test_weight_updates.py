@@ -61,6 +61,28 @@ def test_one_factor_of_all_gradients_is_known_before_they_are_dropped() -> None:
     assert 0 < found.factor < expected * 10
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_left_for_the_next_step_are_seen(set_to_none: bool) -> None:
+    """A rank that alone left out zero_grad() added to its gradients in every step, without a word, before."""
+    updates, layer = watched()
+
+    def is_kept() -> bool | None:
+        found = updates.since_last_call()
+        assert found is not None
+        return found.is_kept
+
+    assert is_kept()
+    layer.zero_grad(set_to_none=set_to_none)
+    assert is_kept() is False
+    layer(torch.ones(2, 3)).sum().backward()
+    layer.bias.requires_grad_(False)
+    layer.weight = nn.Parameter(torch.ones(3, 3))
+    assert is_kept() is None, "no optimizer clears what is frozen or gone"
+    with updates.of_program(DUE):
+        pass  # an evaluation
+    assert is_kept() is None
+
+
 def test_gradients_with_factors_of_their_own_say_nothing() -> None:
     updates, layer = watched()
     assert layer.bias.grad is not None

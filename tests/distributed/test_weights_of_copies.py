@@ -74,3 +74,17 @@ def test_copies_that_are_at_other_steps_are_not_compared() -> None:
         layers[1].bias += 1
     assert step(weights, layers, group) == []
     assert group.count == 0
+
+
+def test_a_buffer_that_differs_is_told_unless_one_copy_alone_knows_it() -> None:
+    """A mask that one copy had changed was read by it alone, without a word, before."""
+    (weights, layers), group = copies(), Pair()
+    for one, layer, scale in zip(weights, layers, (1.0, 2.0), strict=True):
+        layer.register_buffer("scale", torch.tensor([scale]))
+        one.named = lambda layer=layer: [*layer.named_parameters(), *layer.named_buffers()]
+    weights[1].buffers = lambda: [*layers[1].buffers()]
+    assert step(weights, layers, group) == [], "the other copy may write it"
+    weights[0].buffers = lambda: [*layers[0].buffers()]
+    warning, same = step(weights, layers, group)
+    assert warning == same
+    assert "the copies of the pipeline have other values of scale: rank 4: values 1; rank 6: values 2" in warning

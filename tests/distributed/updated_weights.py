@@ -57,6 +57,12 @@ def plateau(_: Any, optimizer: torch.optim.Optimizer, is_other: bool, __: int) -
         optimizer.param_groups[0]["lr"] *= 0.5
 
 
+def kept(_: Any, optimizer: Any, is_other: bool, __: int) -> None:
+    optimizer.step()
+    if is_other:
+        optimizer.zero_grad = lambda: None
+
+
 def clipped(pipe: Any, optimizer: torch.optim.Optimizer, *_: Any) -> None:
     nn.utils.clip_grad_norm_(list(pipe.parameters()), 0.1)
     optimizer.step()
@@ -127,6 +133,7 @@ def of_ranks(rank: int) -> Any:
         "twice": lambda: trained(rank == 1, twice),
         "plateau": lambda: trained(rank == 1, plateau),
         "rate": lambda: trained(rank == 1, stepped, other_rate),
+        "kept": lambda: trained(rank == 1, kept),
         "clipped": lambda: trained(rank == 1, clipped),
         "alike": lambda: trained(rank == 1, stepped),
         "clipped together": lambda: trained(rank == 1, clipped_together),

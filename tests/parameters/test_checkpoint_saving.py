@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from torch.distributed.checkpoint import FileSystemWriter
 
 import pipecompile as pc
 from pipecompile.parameters import checkpoint_saving
@@ -52,6 +53,30 @@ def test_an_asynchronous_failure_is_raised_by_the_result(tmp_path: Path) -> None
         error = pc.save_checkpoint({"a": torch.ones(2)}, tmp_path / "file", 1, asynchronous=True).exception()
     assert isinstance(error, pc.InputError)
     assert "cannot be written" in str(error)
+
+
+def test_a_full_disk_is_named_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error was a traceback of torch, which ends in "unexpected pos 704 vs 598"."""
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("unexpected pos 704 vs 598")
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", full)
+    with pytest.raises(pc.InputError) as raised:
+        pc.save_checkpoint({"a": torch.ones(2)}, tmp_path, 1)
+    assert raised.value.where == "RuntimeError: unexpected pos 704 vs 598"
+    assert raised.value.hint == "the one before is as it was; see whether the disk, or a quota, has room for another"
+
+
+def test_what_ends_the_script_in_a_save_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C became an InputError, before, which a script may catch to go on."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pc.save_checkpoint({"a": torch.ones(2)}, tmp_path, 1)
 
 
 @pytest.mark.parametrize("phase", ["checksums.json", "last_good"])
