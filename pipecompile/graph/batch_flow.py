@@ -23,7 +23,7 @@ from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_probes import BatchProbes, Finding
-from pipecompile.graph.batch_rows import batch_dim_of, kept_apart, moves_rows, takes_sizes
+from pipecompile.graph.batch_rows import batch_dim_of, draws_each_element, kept_apart, moves_rows, takes_sizes
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.rule_table import MERGED, RuleTable
 from pipecompile.torch_private import pytree
@@ -140,8 +140,26 @@ class BatchFlow:
         """Return the rules that an experiment finds, with the call alone or with the calls before it that have none."""
         if self._is_opaque(node):
             return self._of_piece(node, written)
-        inputs, region = self.table.region_of([node], is_end_closed=False)
         outputs = [*((node, leaf) for leaf in range(leaves)), *((target, 0) for target in written)]
+        rules = self._behind_sized_rows(node, outputs)
+        return (rules[:leaves], rules[leaves:]) if rules else self._tried_from_samples(node, leaves, written, outputs)
+
+    def _behind_sized_rows(self, node: fx.Node, outputs: Sequence[tuple[fx.Node, int]]) -> list[MergeRule]:
+        """Return the rules of a call that takes rows of the batch size alone, for any such rows; none if it takes none, or has none."""
+        if not any(one in self.table.of_size for one in node.all_input_nodes):
+            return []
+        begins = self.table.may_begin_sized
+        found = self._findings(
+            *self.table.region_of([node], begins=begins, is_end_closed=False), outputs, _SHORT_REGION
+        )
+        rules = [one.rule for one in found if one.rule]
+        return rules if len(rules) == len(outputs) else []
+
+    def _tried_from_samples(
+        self, node: fx.Node, leaves: int, written: Sequence[fx.Node], outputs: Sequence[tuple[fx.Node, int]]
+    ) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
+        """Return the rules of a call, or of the calls behind the last values of the samples that have rules."""
+        inputs, region = self.table.region_of([node], is_end_closed=False)
         is_mixed = any(one in self.mixing for one in region)
         found = self._findings(inputs, region, outputs, _SHORT_REGION if is_mixed else _REGION)
         if found and len(region) == 1 and not all(one.is_tested for one in found):
@@ -186,7 +204,8 @@ class BatchFlow:
             leaves = len(pytree.tree_leaves(value_of(node)))
             return [_COMPUTED] * leaves, [_COMPUTED] * len(written)
         rules = self._by_shape(node), [self._rows_of(target) for target in written]
-        if any(rule.kind is MergeKind.JOINED for rule in (*rules[0], *rules[1])):
+        is_joined = any(rule.kind is MergeKind.JOINED for rule in (*rules[0], *rules[1]))
+        if is_joined and not draws_each_element(node):
             self.guessed.append(node)
         return rules
 

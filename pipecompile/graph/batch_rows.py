@@ -21,7 +21,7 @@ from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["ALONG", "ELEMENT_LAYERS", "MOVES", "RESHAPES", "batch_dim_of", "dims_along", "is_elementwise", "kept_apart", "moves_rows", "takes_samples", "takes_sizes"]  # fmt: skip
+__all__ = ["ALONG", "ELEMENT_LAYERS", "MOVES", "RESHAPES", "batch_dim_of", "dims_along", "draws_each_element", "is_elementwise", "kept_apart", "moves_rows", "takes_samples", "takes_sizes"]  # fmt: skip
 
 _ALIASES = {"truediv": "div", "floordiv": "floor_divide", "and_": "bitwise_and", "or_": "bitwise_or", "matmul": "matmul",
             "invert": "bitwise_not", "pos": "positive", "dropout1d": "dropout", "dropout2d": "dropout", "dropout3d": "dropout",
@@ -32,7 +32,7 @@ _ELEMENTWISE = frozenset(
     ("dropout", "relu", "relu6", "gelu", "silu", "mish", "elu", "celu", "selu", "hardtanh", "leaky_relu", "softplus", "logsigmoid",
      "hardswish", "hardsigmoid", "softsign", "tanhshrink", "float", "half", "double", "bfloat16", "int", "long", "bool", "to", "type",
      "type_as", "clone", "contiguous", "detach", "masked_fill", "alpha_dropout", "feature_dropout", "requires_grad_", "zeros_like",
-     "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "bernoulli", "uniform", "normal",
+     "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "bernoulli", "uniform", "normal",
      "exponential", "geometric", "random", "log_normal", "cauchy", "cpu", "cuda")
 )  # fmt: skip
 """Further functions that work element by element."""
@@ -80,6 +80,18 @@ _ROW_MOVERS = frozenset(
 )  # fmt: skip
 """Functions that can bring rows back in their order, by an index or by a matrix of zeros and ones."""
 
+_MATRICES = frozenset(
+    f"{prefix}{name}"
+    for name in ("cholesky", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "det", "eig", "eigh", "eigvals", "eigvalsh", "inv",
+                 "inverse", "inv_ex", "logdet", "lu", "lu_factor", "lu_solve", "matrix_exp", "pinv", "pinverse", "qr", "slogdet",
+                 "solve_triangular", "svd", "svdvals")
+    for prefix in ("", "linalg_")
+)  # fmt: skip
+"""Functions on matrices, which are the last two dimensions. Most random matrices are none that `cholesky` takes."""
+
+_DRAWS = frozenset(("rand", "randn", "randint", "normal"))
+"""Functions that draw each element by itself."""
+
 _KINDS = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "InstanceNorm")
 _IMAGE_LAYERS = (*(getattr(nn, f"{kind}{n}d") for kind in _KINDS for n in (1, 2, 3)),
                  BatchNorm, nn.GroupNorm, nn.Upsample, nn.PixelShuffle, nn.PixelUnshuffle, nn.LocalResponseNorm)  # fmt: skip
@@ -125,6 +137,8 @@ def kept_apart(
         word = str(node.args[1])
     if word in RESHAPES:
         return len(sources) == 1 and by_sample(node, symbol, adjacent)
+    if word in _MATRICES:
+        return _has_matrices(node, sources, dims)  # type: ignore[arg-type]
     return _function_keeps(word, node, sources, values, dims, symbol)  # type: ignore[arg-type]
 
 
@@ -204,6 +218,19 @@ def _product_keeps(
         rows = word == "matmul" and not others and first is node.args[0] and at < rank - 1 and rank > 1
         return (aligned and batch_part and dim < value.dim() - 2) or rows
     return False
+
+
+def _has_matrices(node: fx.Node, sources: dict[fx.Node, int], dims: Sequence[int]) -> bool:
+    """Return whether the batch is the same dimension of all tensors, and none of a matrix."""
+    ranks = {value_of(source).dim() for source in sources}
+    tensors = [value for one in node.all_input_nodes if isinstance(value := value_of(one), torch.Tensor)]
+    is_aligned = len(ranks) == len({*dims, *sources.values()}) == 1
+    return is_aligned and all(tensor.dim() <= max(ranks) for tensor in tensors) and dims[0] < max(ranks) - 2
+
+
+def draws_each_element(node: fx.Node) -> bool:
+    """Return whether a call draws elements that depend on no tensor: those of each sample are its own, in any batch."""
+    return word_of(node) in _DRAWS and not any(isinstance(value_of(one), torch.Tensor) for one in node.all_input_nodes)
 
 
 def is_elementwise(word: str) -> bool:

@@ -37,6 +37,8 @@ def decided(ends: Callable[[torch.Tensor], Any]) -> bool:
         torch.sigmoid, F.gelu, lambda x: x + 1, lambda x: x.softmax(-1), lambda x: x.sum((1, 2)), lambda x: x.permute(1, 0, 2),
         lambda x: x.flatten(1), lambda x: x[:, 0], lambda x: torch.stack([x, x], 1), lambda x: x.split(3, 2), lambda x: torch.mul(x, 2),
         nn.LayerNorm(6), nn.Conv1d(2, 2, 1), lambda x: F.dropout(x), lambda x: x.sort(1),
+        lambda x: torch.randint_like(x, 3), lambda x: torch.linalg.svd(x[:, None])[0], lambda x: x[:, None].pinverse(),
+        lambda x: torch.linalg.solve_triangular(torch.eye(2), x, upper=False),
     ],
 )  # fmt: skip
 def test_calls_that_keep_samples_apart(ends: Callable[[torch.Tensor], Any]) -> None:
