@@ -49,21 +49,17 @@ RESHAPES = frozenset(("reshape", "view", "flatten", "unflatten", "squeeze", "res
 
 ALONG = frozenset(
     ("softmax", "log_softmax", "sum", "mean", "amax", "amin", "cumsum", "logsumexp", "norm", "var", "std", "prod", "argmax", "argmin",
-     "normalize", "glu", "sort", "argsort", "flip", "chunk", "split", "tensor_split", "unbind", "any", "all", "max", "min", "topk")
+     "normalize", "glu", "sort", "argsort", "flip", "chunk", "split", "tensor_split", "unbind", "any", "all", "max", "min", "topk",
+     "pad")
 )  # fmt: skip
 """Functions along `dim`, or along `dims`: rows stay apart if these are not the batch."""
 
-_DEFAULT_DIM = {
-    "normalize": 1,
-    "glu": -1,
-    "sort": -1,
-    "argsort": -1,
-    "topk": -1,
-    "chunk": 0,
-    "split": 0,
-    "tensor_split": 0,
-    "unbind": 0,
-}
+_SHAPED_AS = frozenset(("expand_as", "reshape_as", "view_as"))
+"""Functions that read no element of their second argument."""
+
+_DEFAULT_DIM = {"normalize": 1, "glu": -1, "sort": -1, "argsort": -1, "topk": -1} | dict.fromkeys(
+    ("chunk", "split", "tensor_split", "unbind"), 0
+)
 _SECOND = frozenset(("chunk", "split", "tensor_split", "norm", "normalize", "topk"))
 """Functions whose `dim` is the third argument."""
 
@@ -127,8 +123,9 @@ def kept_apart(
         return False
     if node.op == "call_module":
         return _layer_keeps(graph.get_submodule(str(node.target)), batched, symbol)
-    sources = {source: batch_dim_of(value_of(source), symbol) for source in batched}
-    if word_of(node) in _FACTORIES:
+    read = node.args[:1] if word_of(node) in _SHAPED_AS else batched
+    sources = {source: batch_dim_of(value_of(source), symbol) for source in batched if source in read}
+    if word_of(node) in _FACTORIES or not sources:
         return True
     if None in sources.values():
         return False
@@ -249,6 +246,9 @@ def dims_along(word: str, node: fx.Node, rank: int) -> set[int]:
     """Return the dimensions that a call works along; all of them if it does not say."""
     place = 2 if word in _SECOND else 1
     given: Any = node.kwargs.get("dim", node.kwargs.get("dims", node.args[place] if len(node.args) > place else None))
+    if word == "pad":
+        sizes: Any = node.kwargs.get("pad", given)
+        return set(range(rank - len(sizes) // 2, rank)) if isinstance(sizes, (tuple, list)) else set(range(rank))
     if word == "flip" and isinstance(given, int):
         given = node.args[1:]
     if given is None:
