@@ -23,7 +23,7 @@ from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_probes import BatchProbes, Finding
-from pipecompile.graph.batch_rows import batch_dim_of, draws_each_element, kept_apart, moves_rows, takes_sizes
+from pipecompile.graph.batch_rows import batch_dim_of, kept_apart, makes_unrelated_elements, moves_rows, takes_sizes
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.rule_table import MERGED, RuleTable
 from pipecompile.torch_private import pytree
@@ -140,6 +140,8 @@ class BatchFlow:
         """Return the rules that an experiment finds, with the call alone or with the calls before it that have none."""
         if self._is_opaque(node):
             return self._of_piece(node, written)
+        if makes_unrelated_elements(node):
+            return self._by_shape(node), [self._rows_of(target) for target in written]
         outputs = [*((node, leaf) for leaf in range(leaves)), *((target, 0) for target in written)]
         rules = self._behind_sized_rows(node, outputs)
         return (rules[:leaves], rules[leaves:]) if rules else self._tried_from_samples(node, leaves, written, outputs)
@@ -204,8 +206,7 @@ class BatchFlow:
             leaves = len(pytree.tree_leaves(value_of(node)))
             return [_COMPUTED] * leaves, [_COMPUTED] * len(written)
         rules = self._by_shape(node), [self._rows_of(target) for target in written]
-        is_joined = any(rule.kind is MergeKind.JOINED for rule in (*rules[0], *rules[1]))
-        if is_joined and not draws_each_element(node):
+        if any(rule.kind is MergeKind.JOINED for rule in (*rules[0], *rules[1])):
             self.guessed.append(node)
         return rules
 

@@ -21,7 +21,7 @@ from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["ALONG", "ELEMENT_LAYERS", "MOVES", "RESHAPES", "batch_dim_of", "dims_along", "draws_each_element", "is_elementwise", "kept_apart", "moves_rows", "takes_samples", "takes_sizes"]  # fmt: skip
+__all__ = ["ALONG", "ELEMENT_LAYERS", "MOVES", "RESHAPES", "batch_dim_of", "dims_along", "is_elementwise", "kept_apart", "makes_unrelated_elements", "moves_rows", "takes_samples", "takes_sizes"]  # fmt: skip
 
 _ALIASES = {"truediv": "div", "floordiv": "floor_divide", "and_": "bitwise_and", "or_": "bitwise_or", "matmul": "matmul",
             "invert": "bitwise_not", "pos": "positive", "dropout1d": "dropout", "dropout2d": "dropout", "dropout3d": "dropout",
@@ -85,8 +85,8 @@ _MATRICES = frozenset(
 )  # fmt: skip
 """Functions on matrices, which are the last two dimensions. Most random matrices are none that `cholesky` takes."""
 
-_DRAWS = frozenset(("rand", "randn", "randint", "normal"))
-"""Functions that draw each element by itself."""
+_UNRELATED = frozenset(("rand", "randn", "randint", "normal", "empty"))
+"""Functions that draw each element by itself, or leave it to be written."""
 
 _KINDS = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "InstanceNorm")
 _IMAGE_LAYERS = (*(getattr(nn, f"{kind}{n}d") for kind in _KINDS for n in (1, 2, 3)),
@@ -225,9 +225,11 @@ def _has_matrices(node: fx.Node, sources: dict[fx.Node, int], dims: Sequence[int
     return is_aligned and all(tensor.dim() <= max(ranks) for tensor in tensors) and dims[0] < max(ranks) - 2
 
 
-def draws_each_element(node: fx.Node) -> bool:
-    """Return whether a call draws elements that depend on no tensor: those of each sample are its own, in any batch."""
-    return word_of(node) in _DRAWS and not any(isinstance(value_of(one), torch.Tensor) for one in node.all_input_nodes)
+def makes_unrelated_elements(node: fx.Node) -> bool:
+    """Return whether a call makes elements that depend on no tensor, nor on each other: in any batch, each sample has its own."""
+    return word_of(node) in _UNRELATED and not any(
+        isinstance(value_of(one), torch.Tensor) for one in node.all_input_nodes
+    )
 
 
 def is_elementwise(word: str) -> bool:

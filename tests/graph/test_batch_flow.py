@@ -179,6 +179,7 @@ def test_rows_that_a_capacity_drops_are_not_joined() -> None:
     [
         lambda y: y[:, None] * torch.rand(len(y), 3)[..., None],
         lambda y: (y * torch.randint(4, (len(y),))[:, None].cos()).sum(1),
+        lambda y: y * torch.empty([len(y), 1]).bernoulli_(0.5).div_(0.5),
         lambda y: y[:, :3] + torch.linalg.cholesky(torch.eye(3).expand(len(y), 3, 3) + torch.ones(3, 3)).sum(1),
     ],
 )
