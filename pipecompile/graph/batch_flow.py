@@ -26,6 +26,7 @@ from pipecompile.graph.batch_probes import BatchProbes, Finding
 from pipecompile.graph.batch_rows import batch_dim_of, kept_apart, makes_unrelated_elements, moves_rows, takes_sizes
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.rule_table import MERGED, RuleTable
+from pipecompile.graph.stacked_batches import StackedBatches
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
@@ -60,6 +61,7 @@ class BatchFlow:
         self.guessed: list[fx.Node] = []
         self._probes = BatchProbes(graph)
         self._adjacent: dict[fx.Node, bool] = {}
+        self._stacked = StackedBatches(graph)
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         for place, (node, dim) in enumerate(zip(placeholders, graph.facts.dims, strict=True)):
             by_dim = MergeRule(MergeKind.JOINED, dim) if isinstance(dim, int) else _SAME
@@ -91,6 +93,7 @@ class BatchFlow:
         made = node.args[0] if node.target in (operator.getitem, getattr) else None
         if isinstance(made, fx.Node) and not isinstance(value_of(made), torch.Tensor) and made in self.rules:
             self.table.note(node, self._item(node, made))
+            self._stacked.note_item(node, made)
             return
         leaves = pytree.tree_leaves(value_of(node))
         written = self._written(node)
@@ -100,6 +103,8 @@ class BatchFlow:
         self.table.note(node, rules)
         for target, rule in zip(written, targets, strict=True):
             self._rewrite(target, rule)
+            if node not in self._stacked.blocks:
+                self._stacked.forget(target)
 
     def _is_of_size(self, node: fx.Node) -> bool:
         """Return whether a value depends on the batch size, and not on the samples: it is computed anew for every size."""
@@ -132,6 +137,9 @@ class BatchFlow:
         is_plain = merged and kinds <= {MergeKind.SAME, MergeKind.JOINED} and (not sized or takes_sizes(node))
         if is_plain and kept_apart(node, self.graph, batched, self._adjacent):
             return self._by_shape(node), [self._rows_of(target) for target in written]
+        if (stacked := self._stacked.rules(node, self.rules)) is not None:
+            self.mixing += [node] if merged else []
+            return stacked, [_COMPUTED] * len(written)
         return self._tried(node, leaves, written)
 
     def _tried(

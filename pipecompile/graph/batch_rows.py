@@ -227,9 +227,8 @@ def _has_matrices(node: fx.Node, sources: dict[fx.Node, int], dims: Sequence[int
 
 def makes_unrelated_elements(node: fx.Node) -> bool:
     """Return whether a call makes elements that depend on no tensor, nor on each other: in any batch, each sample has its own."""
-    return word_of(node) in _UNRELATED and not any(
-        isinstance(value_of(one), torch.Tensor) for one in node.all_input_nodes
-    )
+    is_free = not any(isinstance(value_of(one), torch.Tensor) for one in node.all_input_nodes)
+    return word_of(node) in _UNRELATED and is_free
 
 
 def is_elementwise(word: str) -> bool:
