@@ -83,7 +83,7 @@ def find_loss(
         return analysis
     analysis = replace(analysis, changes=changes)
     is_unknown = analysis.divisor is None and analysis.rule.kind is MergeKind.COMPUTED
-    if outputs is not None and (is_unknown or changes >= _ANALYSED_AT_MOST):
+    if outputs is not None and outputs.has_gradients_merged and (is_unknown or changes >= _ANALYSED_AT_MOST):
         values = partial(backend.loss_values, analysis.weights)
         measured = _measured(specialization, outputs, partial(warnings.undivided_loss, forget), values)
         if measured.is_defined(*specialization.step_values(batch, target, arrivals), batch.sizes):

@@ -23,9 +23,10 @@ from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_probes import BatchProbes, Finding
-from pipecompile.graph.batch_rows import batch_dim_of, kept_apart, moves_rows, takes_sizes
+from pipecompile.graph.batch_rows import batch_dim_of, kept_apart, makes_unrelated_elements, moves_rows, takes_sizes
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.rule_table import MERGED, RuleTable
+from pipecompile.graph.stacked_batches import StackedBatches
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
@@ -60,6 +61,7 @@ class BatchFlow:
         self.guessed: list[fx.Node] = []
         self._probes = BatchProbes(graph)
         self._adjacent: dict[fx.Node, bool] = {}
+        self._stacked = StackedBatches(graph)
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         for place, (node, dim) in enumerate(zip(placeholders, graph.facts.dims, strict=True)):
             by_dim = MergeRule(MergeKind.JOINED, dim) if isinstance(dim, int) else _SAME
@@ -91,6 +93,7 @@ class BatchFlow:
         made = node.args[0] if node.target in (operator.getitem, getattr) else None
         if isinstance(made, fx.Node) and not isinstance(value_of(made), torch.Tensor) and made in self.rules:
             self.table.note(node, self._item(node, made))
+            self._stacked.note_item(node, made)
             return
         leaves = pytree.tree_leaves(value_of(node))
         written = self._written(node)
@@ -100,6 +103,8 @@ class BatchFlow:
         self.table.note(node, rules)
         for target, rule in zip(written, targets, strict=True):
             self._rewrite(target, rule)
+            if node not in self._stacked.blocks:
+                self._stacked.forget(target)
 
     def _is_of_size(self, node: fx.Node) -> bool:
         """Return whether a value depends on the batch size, and not on the samples: it is computed anew for every size."""
@@ -132,6 +137,9 @@ class BatchFlow:
         is_plain = merged and kinds <= {MergeKind.SAME, MergeKind.JOINED} and (not sized or takes_sizes(node))
         if is_plain and kept_apart(node, self.graph, batched, self._adjacent):
             return self._by_shape(node), [self._rows_of(target) for target in written]
+        if (stacked := self._stacked.rules(node, self.rules)) is not None:
+            self.mixing += [node] if merged else []
+            return stacked, [_COMPUTED] * len(written)
         return self._tried(node, leaves, written)
 
     def _tried(
@@ -140,8 +148,28 @@ class BatchFlow:
         """Return the rules that an experiment finds, with the call alone or with the calls before it that have none."""
         if self._is_opaque(node):
             return self._of_piece(node, written)
-        inputs, region = self.table.region_of([node], is_end_closed=False)
+        if makes_unrelated_elements(node):
+            return self._by_shape(node), [self._rows_of(target) for target in written]
         outputs = [*((node, leaf) for leaf in range(leaves)), *((target, 0) for target in written)]
+        rules = self._behind_sized_rows(node, outputs)
+        return (rules[:leaves], rules[leaves:]) if rules else self._tried_from_samples(node, leaves, written, outputs)
+
+    def _behind_sized_rows(self, node: fx.Node, outputs: Sequence[tuple[fx.Node, int]]) -> list[MergeRule]:
+        """Return the rules of a call that takes rows of the batch size alone, for any such rows; none if it takes none, or has none."""
+        if not any(one in self.table.of_size for one in node.all_input_nodes):
+            return []
+        begins = self.table.may_begin_sized
+        found = self._findings(
+            *self.table.region_of([node], begins=begins, is_end_closed=False), outputs, _SHORT_REGION
+        )
+        rules = [one.rule for one in found if one.rule]
+        return rules if len(rules) == len(outputs) else []
+
+    def _tried_from_samples(
+        self, node: fx.Node, leaves: int, written: Sequence[fx.Node], outputs: Sequence[tuple[fx.Node, int]]
+    ) -> tuple[Sequence[MergeRule], Sequence[MergeRule]]:
+        """Return the rules of a call, or of the calls behind the last values of the samples that have rules."""
+        inputs, region = self.table.region_of([node], is_end_closed=False)
         is_mixed = any(one in self.mixing for one in region)
         found = self._findings(inputs, region, outputs, _SHORT_REGION if is_mixed else _REGION)
         if found and len(region) == 1 and not all(one.is_tested for one in found):

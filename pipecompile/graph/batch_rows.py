@@ -21,7 +21,7 @@ from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["ALONG", "ELEMENT_LAYERS", "MOVES", "RESHAPES", "batch_dim_of", "dims_along", "is_elementwise", "kept_apart", "moves_rows", "takes_samples", "takes_sizes"]  # fmt: skip
+__all__ = ["ALONG", "ELEMENT_LAYERS", "MOVES", "RESHAPES", "batch_dim_of", "dims_along", "is_elementwise", "kept_apart", "makes_unrelated_elements", "moves_rows", "takes_samples", "takes_sizes"]  # fmt: skip
 
 _ALIASES = {"truediv": "div", "floordiv": "floor_divide", "and_": "bitwise_and", "or_": "bitwise_or", "matmul": "matmul",
             "invert": "bitwise_not", "pos": "positive", "dropout1d": "dropout", "dropout2d": "dropout", "dropout3d": "dropout",
@@ -32,7 +32,7 @@ _ELEMENTWISE = frozenset(
     ("dropout", "relu", "relu6", "gelu", "silu", "mish", "elu", "celu", "selu", "hardtanh", "leaky_relu", "softplus", "logsigmoid",
      "hardswish", "hardsigmoid", "softsign", "tanhshrink", "float", "half", "double", "bfloat16", "int", "long", "bool", "to", "type",
      "type_as", "clone", "contiguous", "detach", "masked_fill", "alpha_dropout", "feature_dropout", "requires_grad_", "zeros_like",
-     "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "bernoulli", "uniform", "normal",
+     "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "bernoulli", "uniform", "normal",
      "exponential", "geometric", "random", "log_normal", "cauchy", "cpu", "cuda")
 )  # fmt: skip
 """Further functions that work element by element."""
@@ -49,21 +49,17 @@ RESHAPES = frozenset(("reshape", "view", "flatten", "unflatten", "squeeze", "res
 
 ALONG = frozenset(
     ("softmax", "log_softmax", "sum", "mean", "amax", "amin", "cumsum", "logsumexp", "norm", "var", "std", "prod", "argmax", "argmin",
-     "normalize", "glu", "sort", "argsort", "flip", "chunk", "split", "tensor_split", "unbind", "any", "all", "max", "min", "topk")
+     "normalize", "glu", "sort", "argsort", "flip", "chunk", "split", "tensor_split", "unbind", "any", "all", "max", "min", "topk",
+     "pad")
 )  # fmt: skip
 """Functions along `dim`, or along `dims`: rows stay apart if these are not the batch."""
 
-_DEFAULT_DIM = {
-    "normalize": 1,
-    "glu": -1,
-    "sort": -1,
-    "argsort": -1,
-    "topk": -1,
-    "chunk": 0,
-    "split": 0,
-    "tensor_split": 0,
-    "unbind": 0,
-}
+_SHAPED_AS = frozenset(("expand_as", "reshape_as", "view_as"))
+"""Functions that read no element of their second argument."""
+
+_DEFAULT_DIM = {"normalize": 1, "glu": -1, "sort": -1, "argsort": -1, "topk": -1} | dict.fromkeys(
+    ("chunk", "split", "tensor_split", "unbind"), 0
+)
 _SECOND = frozenset(("chunk", "split", "tensor_split", "norm", "normalize", "topk"))
 """Functions whose `dim` is the third argument."""
 
@@ -79,6 +75,18 @@ _ROW_MOVERS = frozenset(
      "masked_scatter", "gather", "take_along_dim", "matmul", "mm", "bmm", "baddbmm", "einsum")
 )  # fmt: skip
 """Functions that can bring rows back in their order, by an index or by a matrix of zeros and ones."""
+
+_MATRICES = frozenset(
+    f"{prefix}{name}"
+    for name in ("cholesky", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "det", "eig", "eigh", "eigvals", "eigvalsh", "inv",
+                 "inverse", "inv_ex", "logdet", "lu", "lu_factor", "lu_solve", "matrix_exp", "pinv", "pinverse", "qr", "slogdet",
+                 "solve_triangular", "svd", "svdvals")
+    for prefix in ("", "linalg_")
+)  # fmt: skip
+"""Functions on matrices, which are the last two dimensions. Most random matrices are none that `cholesky` takes."""
+
+_UNRELATED = frozenset(("rand", "randn", "randint", "normal", "empty"))
+"""Functions that draw each element by itself, or leave it to be written."""
 
 _KINDS = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "InstanceNorm")
 _IMAGE_LAYERS = (*(getattr(nn, f"{kind}{n}d") for kind in _KINDS for n in (1, 2, 3)),
@@ -115,8 +123,9 @@ def kept_apart(
         return False
     if node.op == "call_module":
         return _layer_keeps(graph.get_submodule(str(node.target)), batched, symbol)
-    sources = {source: batch_dim_of(value_of(source), symbol) for source in batched}
-    if word_of(node) in _FACTORIES:
+    read = node.args[:1] if word_of(node) in _SHAPED_AS else batched
+    sources = {source: batch_dim_of(value_of(source), symbol) for source in batched if source in read}
+    if word_of(node) in _FACTORIES or not sources:
         return True
     if None in sources.values():
         return False
@@ -125,6 +134,8 @@ def kept_apart(
         word = str(node.args[1])
     if word in RESHAPES:
         return len(sources) == 1 and by_sample(node, symbol, adjacent)
+    if word in _MATRICES:
+        return _has_matrices(node, sources, dims)  # type: ignore[arg-type]
     return _function_keeps(word, node, sources, values, dims, symbol)  # type: ignore[arg-type]
 
 
@@ -206,6 +217,20 @@ def _product_keeps(
     return False
 
 
+def _has_matrices(node: fx.Node, sources: dict[fx.Node, int], dims: Sequence[int]) -> bool:
+    """Return whether the batch is the same dimension of all tensors, and none of a matrix."""
+    ranks = {value_of(source).dim() for source in sources}
+    tensors = [value for one in node.all_input_nodes if isinstance(value := value_of(one), torch.Tensor)]
+    is_aligned = len(ranks) == len({*dims, *sources.values()}) == 1
+    return is_aligned and all(tensor.dim() <= max(ranks) for tensor in tensors) and dims[0] < max(ranks) - 2
+
+
+def makes_unrelated_elements(node: fx.Node) -> bool:
+    """Return whether a call makes elements that depend on no tensor, nor on each other: in any batch, each sample has its own."""
+    is_free = not any(isinstance(value_of(one), torch.Tensor) for one in node.all_input_nodes)
+    return word_of(node) in _UNRELATED and is_free
+
+
 def is_elementwise(word: str) -> bool:
     """Return whether a function of this name computes each element from the elements in the same place."""
     return word in _ELEMENTWISE or _is_pointwise(word)
@@ -222,6 +247,9 @@ def dims_along(word: str, node: fx.Node, rank: int) -> set[int]:
     """Return the dimensions that a call works along; all of them if it does not say."""
     place = 2 if word in _SECOND else 1
     given: Any = node.kwargs.get("dim", node.kwargs.get("dims", node.args[place] if len(node.args) > place else None))
+    if word == "pad":
+        sizes: Any = node.kwargs.get("pad", given)
+        return set(range(rank - len(sizes) // 2, rank)) if isinstance(sizes, (tuple, list)) else set(range(rank))
     if word == "flip" and isinstance(given, int):
         given = node.args[1:]
     if given is None:

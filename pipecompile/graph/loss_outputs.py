@@ -64,6 +64,11 @@ class LossOutputs:
         """Whether every tensor of the mini-batch follows from those of the micro-batches."""
         return all(self.is_usable(place) for place in self.places)
 
+    @property
+    def has_gradients_merged(self) -> bool:
+        """Whether every tensor with a gradient of the mini-batch follows from those of the micro-batches."""
+        return all(self.is_usable(place) for place in self.places if self.values[place].requires_grad)
+
     def is_usable(self, place: int) -> bool:
         """Return whether a tensor merges, with a whole number of rows per sample."""
         rule = self.rules[place]

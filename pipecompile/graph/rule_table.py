@@ -96,6 +96,14 @@ class RuleTable:
         is_tensor = isinstance(value, torch.Tensor) and node not in self.of_size
         return is_tensor and self.is_merged(node) and not has_unknown_size(value, self.symbol)
 
+    def may_begin_sized(self, node: fx.Node) -> bool:
+        """Return whether a region may begin behind a node, rows that depend on the batch size alone included.
+
+        What holds for any rows holds for these. What holds for these alone, as for ones, needs their values.
+        """
+        is_rows = node in self.of_size and self.rules[node][0].kind is MergeKind.JOINED and self.is_merged(node)
+        return self.may_begin(node) or (is_rows and not has_unknown_size(value_of(node), self.symbol))
+
     def may_begin_rows(self, node: fx.Node) -> bool:
         """Return whether a region that brings rows back in order may begin behind a node.
 

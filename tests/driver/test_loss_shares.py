@@ -208,3 +208,19 @@ def test_a_loss_that_fails_is_not_warned_of_and_a_loss_that_mixes_samples_is_onc
             pipe.step(x, target=torch.randn(4, 3))
     with pytest.warns(pc.RecordingWarning, match="neither a mean nor a sum"):
         pipe.step(x, target=torch.randn(4, 2))
+
+
+class Ordered(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.drawn(x)
+
+    def drawn(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.randperm(len(x))[:, None] * torch.ones(len(x), 1).cumsum(0)
+
+
+def test_a_loss_of_outputs_that_do_not_merge_is_not_measured_on_outputs_of_another_shape() -> None:
+    pipe = pc.compile(Ordered(4, 4), 1, n_microbatches=2, loss_fn=F.mse_loss, cost="analytic")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipe.step(torch.randn(8, 4), target=torch.randn(8, 4))
+    assert not [one for one in caught if "target size" in str(one.message)]  # a warning of F.mse_loss

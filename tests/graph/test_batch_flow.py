@@ -45,6 +45,7 @@ def kind(flow: BatchFlow) -> MergeKind:
         (MergeKind.COMPUTED, lambda y: y.mean().exp()),
         (MergeKind.COMPUTED, lambda y: y - y.mean(0)),
         (MergeKind.COMPUTED, lambda y: y[:2]),
+        (MergeKind.COMPUTED, lambda y: y.pinverse().T),
         (MergeKind.COMPUTED, lambda y: y.softmax(0) @ torch.ones(6, 2)),
     ],
 )
@@ -171,3 +172,47 @@ def test_rows_that_are_sorted_and_brought_back_are_joined(ends: Callable[[torch.
 
 def test_rows_that_a_capacity_drops_are_not_joined() -> None:
     assert kind(flow_of(with_capacity)) is MergeKind.COMPUTED
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        lambda y: y[:, None] * torch.rand(len(y), 3)[..., None],
+        lambda y: (y * torch.randint(4, (len(y),))[:, None].cos()).sum(1),
+        lambda y: y * torch.empty([len(y), 1]).bernoulli_(0.5).div_(0.5),
+        lambda y: y[:, :3] + torch.linalg.cholesky(torch.eye(3).expand(len(y), 3, 3) + torch.ones(3, 3)).sum(1),
+    ],
+)
+def test_rows_of_the_batch_size_alone_are_joined(ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    flow = flow_of(ends)  # drawn numbers and expanded constants: computed from no sample
+    assert kind(flow) is MergeKind.JOINED
+    assert not [*flow.guessed, *flow.mixing]
+
+
+def test_positions_in_the_batch_are_no_such_rows() -> None:
+    assert kind(flow_of(lambda y: y * torch.arange(len(y))[:, None].cos())) is MergeKind.COMPUTED
+    assert kind(flow_of(lambda y: y.sum(0) / torch.ones(len(y)).sum())) is MergeKind.AVERAGED
+
+
+class Filter(nn.Module):
+    """Follow a hidden state with a covariance that no observation changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Parameter(torch.eye(3) * 0.9), nn.Parameter(torch.ones(2, 3))
+
+    def forward(self, seen: torch.Tensor) -> torch.Tensor:
+        state, covariance = seen.new_zeros(len(seen), 3), torch.eye(3).expand(len(seen), -1, -1)
+        for t in range(seen.shape[1]):
+            state, covariance = state @ self.a.T, self.a @ covariance @ self.a.T + torch.eye(3)
+            factor = torch.linalg.cholesky(self.c @ covariance @ self.c.T + torch.eye(2))
+            gain = torch.cholesky_solve(self.c @ covariance, factor).mT
+            state = state + (gain @ (seen[:, t] - state @ self.c.T)[..., None])[..., 0]
+            covariance = covariance - gain @ self.c @ covariance
+        return state
+
+
+def test_a_long_chain_of_such_rows_is_joined() -> None:
+    flow = BatchFlow(pc.trace(Filter(), torch.randn(4, 8, 2)))
+    assert kind(flow) is MergeKind.JOINED
+    assert not [*flow.guessed, *flow.mixing]
