@@ -70,7 +70,7 @@ def make_plan(graph: TracedGraph, batch: MiniBatch, table: CostTable, options: O
     if options.schedule == "auto" and not options.has_unequal_devices:
         searched = search_schedule(options.with_recompute(partition.recompute), draft.stages, draft.routes, count)
         draft = replace(draft, placement=searched.placement)
-    elif options.n_stages > 2:  # two stages are a chain
+    elif options.n_stages > 1:
         from pipecompile.planning.step_search import shorten_step
 
         draft = shorten_step(graph, draft, costs.by_node, options, count, samples)
