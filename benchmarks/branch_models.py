@@ -3,7 +3,7 @@
     python benchmarks/branch_models.py [--devices 4] [--resume FILE] [--markdown benchmarks/results/branch_models.md] [--only clip]
 
 Analytic costs, links of 2 GB/s, 1F1B, eight micro-batches of two samples. "Ours" is the cut of `compile`; "longer search" the best
-cut that the same search finds with twenty times as many moves, slides, partial cuts and simulations. An exhaustive search is out of
+cut that the same search finds with twenty times as many moves, kicks, slides, partial cuts and simulations. An exhaustive search is out of
 reach for these graphs; the bound is on all cuts. Nothing is measured but the CPU seconds of `compile`, tracing included.
 """
 
@@ -181,7 +181,7 @@ def compare(name: str, devices: int) -> Compared:
     pipe, seconds = step_of(MODELS[name], devices)
     with (
         patch.multiple(sliding_cuts, _WORK=TIMES * sliding_cuts._WORK),
-        patch.multiple(step_cuts, _WORK=TIMES * step_cuts._WORK, _ANNEALING=TIMES * step_cuts._ANNEALING, _VISITS=TIMES * step_cuts._VISITS),
+        patch.multiple(step_cuts, _WORK=TIMES * step_cuts._WORK, _KICKS=TIMES * step_cuts._KICKS, _ANNEALING=TIMES * step_cuts._ANNEALING, _VISITS=TIMES * step_cuts._VISITS),
         patch.multiple(step_search, _MOST=TIMES * step_search._MOST, _CLIMB=TIMES * step_search._CLIMB, _ACTIONS=TIMES * step_search._ACTIONS, _WORTH=0.0),
     ):  # fmt: skip
         longer, _ = step_of(MODELS[name], devices)

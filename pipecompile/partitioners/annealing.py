@@ -29,7 +29,8 @@ def annealed_cuts(
     objective: StepObjective, start: Sequence[int], ranges: StageRanges | None, moves: int, most: int
 ) -> dict[tuple[int, ...], Score]:
     """Return the `most` shortest cuts that so many moves from a legal cut visit, with their estimates; that cut alone if
-    its estimate is 0 or infinite."""
+    its estimate is 0 or infinite.
+    """
     cut, score, draw = list(start), objective.score(start), Random(0)
     found, heat = {tuple(start): score}, _HEAT * score[0]
     if not 0 < heat < inf:

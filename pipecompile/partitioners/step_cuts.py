@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from random import Random
 
 from pipecompile.partitioners.annealing import annealed_cuts
 from pipecompile.partitioners.clusters import BLOCK, Clusters, adjacency
@@ -41,6 +42,9 @@ _WORK = 400_000
 _SLACK = 1 - 1e-6
 """Factor by which a move must shorten the step."""
 
+_KICKS = 16
+"""Times that the best cut is left by random moves; fewer where an estimate visits many clusters."""
+
 _NEAR = 500
 """Cuts one move away that are estimated."""
 
@@ -66,22 +70,49 @@ _SLID = 3
 """Cuts of linear orders that are improved."""
 
 
+Estimates = dict[tuple[int, ...], Score]
+"""Cuts with their estimated steps."""
+
+
 def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRanges | None, most: int) -> list[list[int]]:
-    """Return up to `most` different cuts, the shortest estimated step first. `start` is a legal cut."""
-    slid = sliding_cuts(objective, ranges, _SLID)
-    starts = list(dict.fromkeys(map(tuple, [start, *slid, *_contracted_cuts(objective)])))
-    clusters, found = objective.clusters, dict[tuple[int, ...], Score]()
-    share = _WORK // (len(clusters) + len(clusters.arcs) + len(clusters.flows)) // len(starts)
-    for cut in starts:
-        if is_legal(clusters, ranges, cut):
-            for each in (cut, tuple(_descend(objective, cut, ranges, share))):
-                found.setdefault(each, objective.score(each))
-    if not add_short_cuts(objective, ranges, found, _ALIKE * most, _VISITS // len(objective.placement)):
-        best = min(found, key=lambda cut: (found[cut], cut))
-        moves = min(_MOVES, _ANNEALING // (len(clusters) + len(clusters.arcs) + len(clusters.flows)))
-        found.update(annealed_cuts(objective, best, ranges, moves, _ALIKE * most))
-    ordered = [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))]
-    return list(islice(_different(objective, ordered), most))
+    """Return up to `most` different cuts, the shortest estimated step first, some of every kind. `start` is a legal cut."""
+    slid, contracted = sliding_cuts(objective, ranges, _SLID), list(_contracted_cuts(objective))
+    starts: list[list[list[int]]] = [[list(start)], slid, contracted]
+    share = _WORK // _visits(objective) // sum(map(len, starts))
+    kinds = [_improved(objective, cuts, ranges, share) for cuts in starts]
+    kinds.append(_kicked(objective, ranges, _merged(kinds)))
+    every = _merged(kinds)
+    if not add_short_cuts(objective, ranges, every, _ALIKE * most, _VISITS // len(objective.placement)):
+        moves = min(_MOVES, _ANNEALING // _visits(objective))
+        kinds.append(annealed_cuts(objective, _sorted(every)[0], ranges, moves, _ALIKE * most))
+        every = _merged([*kinds, every])
+    chosen = [cut for kind in kinds for cut in islice(_different(objective, _sorted(kind)), most // (len(kinds) + 1))]
+    return _sorted(
+        {tuple(cut): every[tuple(cut)] for cut in islice(_different(objective, chosen + _sorted(every)), most)}
+    )
+
+
+def _visits(objective: StepObjective) -> int:
+    """Return how much of the graph an estimate visits."""
+    clusters = objective.clusters
+    return len(clusters) + len(clusters.arcs) + len(clusters.flows)
+
+
+def _merged(kinds: Sequence[Estimates]) -> Estimates:
+    return {cut: score for kind in kinds for cut, score in kind.items()}
+
+
+def _sorted(found: Estimates) -> list[list[int]]:
+    return [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))]
+
+
+def _improved(
+    objective: StepObjective, cuts: Sequence[Sequence[int]], ranges: StageRanges | None, evaluations: int
+) -> Estimates:
+    """Return the cuts that are legal, and each after moves that improve it."""
+    legal = [tuple(cut) for cut in cuts if is_legal(objective.clusters, ranges, cut)]
+    after = [tuple(_descend(objective, cut, ranges, evaluations)) for cut in legal]
+    return {cut: objective.score(cut) for cut in [*legal, *after]}
 
 
 def _different(objective: StepObjective, cuts: Sequence[list[int]]) -> Iterator[list[int]]:
@@ -93,6 +124,19 @@ def _different(objective: StepObjective, cuts: Sequence[list[int]]) -> Iterator[
         if kind not in seen:
             seen.add(kind)
             yield cut
+
+
+def _kicked(objective: StepObjective, ranges: StageRanges | None, found: Estimates) -> Estimates:
+    """Return further cuts: leave the best by two random moves, and improve again; the same moves at every call."""
+    draw, graph, kicked = Random(0), adjacency(objective.clusters), dict[tuple[int, ...], Score]()
+    for _ in range(min(_KICKS, _WORK // _visits(objective) // _NEAR)):
+        cut = _sorted(_merged([found, kicked]))[0]
+        for _ in range(2):
+            moves = list(islice(_moves(objective, cut, ranges, graph), _NEAR))
+            cut = draw.choice(moves) if moves else cut
+        best = tuple(_descend(objective, cut, ranges, _NEAR))
+        kicked[best] = objective.score(best)
+    return kicked
 
 
 def near_cuts(

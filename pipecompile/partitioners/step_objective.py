@@ -26,7 +26,10 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from math import inf
 
+import numpy as np
+
 from pipecompile.partitioners.clusters import Clusters, coarsen
+from pipecompile.partitioners.cut_arrays import CutArrays, Edge, Floats
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 from pipecompile.partitioners.problem import Problem
@@ -54,22 +57,24 @@ class StepObjective:
     is_split: bool = False
     times: list[float] = field(init=False)
     """Seconds of each cluster at speed 1, recomputation included."""
-    _sinks: list[int] = field(init=False)
+    _columns: tuple[Floats, Floats] = field(init=False)
+    """`times`, and the seconds of the forwards."""
+    _arrays: CutArrays = field(init=False)
 
     def __post_init__(self) -> None:
-        redone = all(self.machine.recompute)
-        columns = zip(self.clusters.time, self.clusters.forward, strict=True)
-        object.__setattr__(self, "times", [time + redone * forward for time, forward in columns])
-        sources = {a for a, _ in self.clusters.arcs}
-        object.__setattr__(self, "_sinks", [v for v in range(len(self.clusters)) if v not in sources])
+        forward = np.array(self.clusters.forward, dtype=np.float64)
+        times = np.array(self.clusters.time, dtype=np.float64) + all(self.machine.recompute) * forward
+        object.__setattr__(self, "times", times.tolist())
+        object.__setattr__(self, "_columns", (times, forward))
+        object.__setattr__(self, "_arrays", CutArrays.of(self.clusters, self.machine, self.placement))
 
     def score(self, assignment: Sequence[int]) -> Score:
         """Return the estimate for a stage per cluster; infinite if a device has too little memory. O(clusters + arcs + flows)."""
         if self.machine.has_memory_limit and bottleneck(self.clusters, self.machine, assignment) == inf:
             return inf, inf
-        edges, work = self.edges(assignment), self.work(assignment)
-        forward = self._stage_times(self.clusters.forward, assignment)
-        walk = _StagePaths(self.stage_times(assignment), forward, edges, self.is_split)
+        edges = self.edges(assignment)
+        times, forward = (self._arrays.stage_seconds(column, assignment) for column in self._columns)
+        walk, work = _StagePaths(times, forward, edges, self.is_split), self._work(times)
         ends = self._link_ends(edges, walk)
         for s, device in enumerate(self.placement):
             ends.append(self._end(s, walk, work[device]))
@@ -84,9 +89,9 @@ class StepObjective:
         even = time + min(after, waits) + (self.microbatches - 1) * work
         held = depth + 1 + max(0, round(self.machine.in_flight[s]) - chain - 1)
         rounds, rest = divmod(self.microbatches - 1, held)
-        return walk.before[s] + max(even, (rounds + 1) * (walk.path[s] + after) + rest * work)
+        return walk.before[s] + max(even, (rounds + 1) * (walk.path[s] + after) + rest * forward)
 
-    def _link_ends(self, edges: list[tuple[tuple[int, int], float]], walk: _StagePaths) -> list[float]:
+    def _link_ends(self, edges: list[Edge], walk: _StagePaths) -> list[float]:
         """Return the seconds of the step if one link alone decided, for every pair of stages with transfers."""
         load: dict[frozenset[int], float] = {}
         pairs = [(a, b, frozenset((self.placement[a], self.placement[b])), delay) for (a, b), delay in edges if delay]
@@ -110,47 +115,27 @@ class StepObjective:
 
     def work(self, assignment: Sequence[int]) -> list[float]:
         """Return the seconds of every device for a micro-batch, forward and back."""
+        return self._work(self.stage_times(assignment))
+
+    def _work(self, times: Sequence[float]) -> list[float]:
         work = [0.0] * (1 + max(self.placement))
-        for stage, time in enumerate(self.stage_times(assignment)):
-            work[self.placement[stage]] += time
+        for device, time in zip(self.placement, times, strict=True):
+            work[device] += time
         return work
 
     def stage_times(self, assignment: Sequence[int]) -> list[float]:
         """Return the seconds of every stage for a micro-batch, forward and back."""
-        return self._stage_times(self.times, assignment)
+        return self._arrays.stage_seconds(self._columns[0], assignment)
 
-    def _stage_times(self, column: Sequence[float], assignment: Sequence[int]) -> list[float]:
-        times = [0.0] * len(self.placement)
-        for time, stage in zip(column, assignment, strict=True):
-            times[stage] += time
-        return [time / self.machine.speed[device] for time, device in zip(times, self.placement, strict=True)]
-
-    def edges(self, assignment: Sequence[int]) -> list[tuple[tuple[int, int], float]]:
+    def edges(self, assignment: Sequence[int]) -> list[Edge]:
         """Return the pairs of stages that depend on each other, ascending, with the seconds of their transfers both ways."""
-        edges: dict[tuple[int, int], float] = {}
-        for a, b in self.clusters.arcs:
-            if assignment[a] != assignment[b]:
-                edges[assignment[a], assignment[b]] = 0.0
-        for flow in self.clusters.flows:
-            source = assignment[flow.source]
-            sent = {(source, stage) for stage in {assignment[c] for c in flow.consumers} if stage > source}
-            for a, b in sent:
-                factor = self.machine.link_factor(self.placement[a], self.placement[b])
-                seconds = flow.time * factor if self.placement[a] != self.placement[b] else 0.0
-                edges[a, b] = edges.get((a, b), 0.0) + seconds
-        last = len(self.placement) - 1
-        for sink in self._sinks:
-            if assignment[sink] != last:  # outputs go to the loss
-                edges.setdefault((assignment[sink], last), 0.0)
-        return sorted(edges.items())
+        return self._arrays.edges(assignment)
 
 
 class _StagePaths:
     """The stages of a cut as a DAG: seconds of each, of the longest paths to and from it, and the stages after it."""
 
-    def __init__(
-        self, times: list[float], forward: list[float], edges: list[tuple[tuple[int, int], float]], is_split: bool
-    ) -> None:
+    def __init__(self, times: list[float], forward: list[float], edges: list[Edge], is_split: bool) -> None:
         n = len(times)
         self.times, self.forward = times, forward
         self.path = [(time + first) / 2 for time, first in zip(times, forward, strict=True)] if is_split else times

@@ -30,6 +30,23 @@ __all__ = ["Draft", "by_depth", "make_draft", "peak_in_flight", "plan_of"]
 
 
 @dataclass(frozen=True, slots=True)
+class NodeWeights:
+    """Weights of a graph that every draft of it needs: the parameters of each node, and the nodes whose value needs a gradient."""
+
+    parameters: Mapping[fx.Node, tuple[torch.nn.Parameter, ...]]
+    needing_grad: set[fx.Node]
+
+    @classmethod
+    def of(cls, graph: TracedGraph) -> NodeWeights:
+        """Look all nodes up once."""
+        held = {node: held_tensors(graph, node) for node in compute_nodes(graph)}
+        parameters = {
+            node: tuple(t for t in tensors if isinstance(t, torch.nn.Parameter)) for node, tensors in held.items()
+        }
+        return cls(parameters, nodes_needing_grad(graph))
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A solved partition problem, and per stage what it costs and what it sends; `placement[s]` is the device of stage s."""
 
@@ -38,6 +55,7 @@ class Draft:
     placement: tuple[int, ...]
     stages: tuple[StageSummary, ...]
     routes: tuple[Route, ...]
+    weights: NodeWeights
     step: StepSummary | None = None
 
 
@@ -49,8 +67,12 @@ def make_draft(
     options: Options,
     placement: tuple[int, ...],
     samples: int | None = None,
+    weights: NodeWeights | None = None,
 ) -> Draft:
-    """Return the draft of a partition for micro-batches of `samples` samples; None means as many as were recorded."""
+    """Return the draft of a partition for micro-batches of `samples` samples; None means as many as were recorded. `weights` are those
+    of an earlier draft of the graph.
+    """
+    weights = NodeWeights.of(graph) if weights is None else weights
     alone = replace(
         problem, placement=None, speed=None, links=None, memory_limit=None
     )  # a stage as a device of its own
@@ -59,10 +81,10 @@ def make_draft(
     states = stage_loads(idle, partition.stage_of, options.n_stages, (False,) * options.n_stages)
     forced = options.steering.marks(graph, partition.stage_of, options.n_stages)
     cut_routes = routes(graph, partition.stage_of, samples)
-    stages = _summaries(graph, partition.stage_of, costs, cut_routes, options, placement)
+    stages = _summaries(graph, weights, partition.stage_of, costs, cut_routes, options, placement)
     rows = zip(stages, loads, states, forced, strict=True)
     full = (replace(stage, memory=load.memory, state_bytes=state.memory, forced=f) for stage, load, state, f in rows)
-    return Draft(partition, problem, placement, tuple(full), cut_routes)
+    return Draft(partition, problem, placement, tuple(full), cut_routes, weights)
 
 
 def plan_of(
@@ -103,6 +125,7 @@ def plan_of(
 
 def _summaries(
     graph: TracedGraph,
+    weights: NodeWeights,
     stage_of: Mapping[str, int],
     costs: Mapping[str, NodeCost],
     cut_routes: Sequence[Route],
@@ -114,18 +137,16 @@ def _summaries(
     members: list[list[fx.Node]] = [[] for _ in range(options.n_stages)]
     for node in compute_nodes(graph):
         members[stage_of[node.name]].append(node)
-    with_weight_grad = nodes_needing_grad(graph)
+    described = (_described(weights, s, nodes, cut_routes) for s, nodes in enumerate(members))
     return [
-        _timed(
-            _described(graph, s, nodes, cut_routes), nodes, costs, cut_routes, speeds[placement[s]], with_weight_grad
-        )
-        for s, nodes in enumerate(members)
+        _timed(stage, nodes, costs, cut_routes, speeds[placement[stage.stage]], weights.needing_grad)
+        for stage, nodes in zip(described, members, strict=True)
     ]
 
 
-def _described(graph: TracedGraph, stage: int, nodes: Sequence[fx.Node], cut_routes: Sequence[Route]) -> StageSummary:
+def _described(weights: NodeWeights, stage: int, nodes: Sequence[fx.Node], cut_routes: Sequence[Route]) -> StageSummary:
     """Return what a stage consists of and what it exchanges; times are left at 0."""
-    parameters = {id(t): t for node in nodes for t in held_tensors(graph, node) if isinstance(t, torch.nn.Parameter)}
+    parameters = {id(parameter): parameter for node in nodes for parameter in weights.parameters[node]}
     sent = sum(r.nbytes * sum(end != HOST for end in r.consumers) for r in cut_routes if r.source == stage)
     skips = [(route.source, end) for route in cut_routes for end in route.skips]
     return StageSummary(
@@ -201,7 +222,7 @@ def by_depth(
         return draft
     schedule = make_schedule(options, draft.stages, draft.routes, draft.placement, count)
     problem = replace(draft.problem, in_flight=peak_in_flight(schedule, options))
-    return make_draft(graph, draft.partition, problem, costs, options, draft.placement, samples)
+    return make_draft(graph, draft.partition, problem, costs, options, draft.placement, samples, draft.weights)
 
 
 _CHANGE_IN_FLIGHT = {

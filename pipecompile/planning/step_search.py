@@ -35,8 +35,8 @@ from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.simulation.costs import make_costs
 from pipecompile.tracing.traced_graph import TracedGraph
 
-_MOST, _MOST_OF_SMALL = 12, 24
-"""Cuts that are simulated, in all and of a small graph."""
+_MOST = 24
+"""Cuts of the partitioner that are simulated."""
 
 _WORTH = 0.01
 """Share of the step that a shorter path of stages must be able to save before other cuts are searched."""
@@ -44,11 +44,11 @@ _WORTH = 0.01
 _SMALL = 32
 """Clusters up to which a graph is small: other cuts are always searched."""
 
-_CLIMB = 48
+_CLIMB = 96
 """Cuts at most that are simulated one move from the best."""
 
-_ACTIONS = 20_000
-"""Actions that the simulations of these may have together: a second."""
+_ACTIONS = 40_000
+"""Actions that the simulations of these may have together: a second or two."""
 
 _NEAR = 1.15
 """Estimated step of a cut that is simulated, as a multiple of the least estimate."""
@@ -118,7 +118,7 @@ class _StepSearch:
         """Simulate the cuts that the partitioner proposes, then cuts one move from the best as long as one is shorter."""
         from pipecompile.partitioners.step_cuts import near_cuts, step_cuts  # a chain of stages needs none of it
 
-        cuts = step_cuts(self.objective, self.start, self.ranges, _MOST_OF_SMALL if self.is_small else _MOST)
+        cuts = step_cuts(self.objective, self.start, self.ranges, _MOST)
         limit = self.objective.score(cuts[0])[0] * _NEAR
         for cut in cuts:
             if self.objective.score(cut)[0] <= limit:
@@ -152,7 +152,8 @@ class _StepSearch:
         """Return the draft of another cut; None if it does not fit the memory."""
         n_stages, options, problem = self.options.n_stages, self.options, self.draft.problem
         partition = with_cut(self.draft.partition, problem, stage_of, n_stages)
-        other = make_draft(self.graph, partition, problem, self.costs, options, self.draft.placement, self.samples)
+        known = self.draft.placement, self.samples, self.draft.weights
+        other = make_draft(self.graph, partition, problem, self.costs, options, *known)
         other = by_depth(self.graph, other, self.costs, options, self.count, self.samples)
         return None if memory_excess(other.problem, partition, n_stages) else other
 
