@@ -24,7 +24,9 @@ def memory_error(evaluator: Evaluator, smallest: Sequence[Schedule], *, hint_rec
         f"no schedule of {stages} on {devices} fits the memory",
         why=f"one micro-batch after another needs {_amount(peaks[device], in_bytes=in_bytes)} on device {device}, "
         f"the limit is {_amount(most[device], in_bytes=in_bytes)}" + _ahead(evaluator, device),
-        hint="more memory, more devices, smaller micro-batches" + ", checkpoint='auto'" * hint_recompute,
+        hint="more memory, more devices, smaller micro-batches" + ", checkpoint='auto'" * hint_recompute
+        if in_bytes
+        else f"in_flight={max(peaks):g}",
     )
 
 

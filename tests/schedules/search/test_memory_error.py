@@ -20,8 +20,9 @@ def test_the_error_names_device_memory_and_limit() -> None:
 
 def test_the_error_counts_micro_batches_where_the_limit_does() -> None:
     judge = Evaluator((0, 1), tuple(chain(2)), make_costs(2, 2, chain(2)), MemoryLimit((0.5, 1.0), in_bytes=False))
-    text = str(memory_error(judge, [serial((0, 1), 2)], hint_recompute=False))
+    text = str(memory_error(judge, [serial((0, 1), 2)], hint_recompute=True))
     assert "needs 1 micro-batch in flight on device 0" in text
+    assert "try    in_flight=1" in text
     assert "checkpoint" not in text
 
 
