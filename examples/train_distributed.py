@@ -72,6 +72,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=100, help="steps from checkpoint to checkpoint")
     parser.add_argument("--image-size", type=int, default=64, help="height and width of the random images")
     parser.add_argument("--batch", type=int, default=16, help="images in a mini-batch")
+    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        parser.error(
+            "start it with torchrun, as in: torchrun --standalone --nproc-per-node=2 examples/train_distributed.py"
+        )
     return parser.parse_args()
 
 

@@ -11,7 +11,9 @@ def main() -> None:
     """Run the `pipecompile` command. Ctrl-C ends it with one line and exit code 130, wherever it comes."""
     try:
         from pipecompile.cli import main as run
+        from pipecompile.cli.narrow_encoding import print_what_can_be_encoded
 
+        print_what_can_be_encoded()
         run()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

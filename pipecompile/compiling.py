@@ -151,8 +151,8 @@ def compile(
     **Run**
 
     - `schedule`: a name of the catalogue ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv" ...); "auto", the fastest in simulation,
-      of the catalogue or of a search; a Schedule of whole micro-batches; the path of its .csv file; a function of (n_stages,
-      n_microbatches, n_devices) that builds one; or a Program, or the path of its .txt file, which `step` runs as it is written.
+      of the catalogue or of a search; a Schedule; the path of its .csv file; a function of (n_stages, n_microbatches, n_devices)
+      that builds one; or a Program, or the path of its .txt file, which `step` runs as it is written.
     - `checkpoint`: forwards that keep only their inputs and run again before their backward: "never", "always", "except_last" (all
       micro-batches but the last), a flag per stage, or "auto", the stages that `memory_limit` demands.
     - `restored`: number of micro-batches that a waiting device may run again ahead of their gradients.

@@ -236,7 +236,7 @@ _TABLE = (
     ErrorCode("PC108", "the forward itself raises on these inputs",
               "the forward raises without pipecompile, too", "call the model itself with the same arguments: it must run without pipecompile"),
     ErrorCode("PC109", "the inputs cannot be used",
-              "micro-batches are slices along the batch dimension", "give tensors the same first dimension"),
+              "the model and its inputs are checked before anything is recorded", "an nn.Module, and the arguments of its forward"),
     ErrorCode("PC110", "the result of a submodule is unknown unless the submodule runs",
               "the submodule cannot be recorded, nor can it run: its weights or inputs are on meta",
               "give the model real weights and the example real data, or keep Python's decisions out of the submodule"),

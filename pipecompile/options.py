@@ -184,16 +184,18 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
             )
 
     def check_names(self, graph: fx.GraphModule) -> None:
-        """Raise InputError for a name, in a constraint or in `costs`, that matches no node of the recording, with the nearest name.
+        """Raise InputError for a name, in a constraint or in `costs`, that matches no node of the recording, with the nearest
+        name, and for a node that is to be in two stages.
 
         The check needs the recording only: it comes before costs are measured.
         """
         names = [("split_before", name) for name in self.steering.split_before]
-        names += [("keep_together", name) for group in self.steering.together for name in group]
+        names += [("keep_together", name) for group in self.steering.together_on(graph) for name in group]
         names += [("pin", name) for name, _ in self.steering.pins]
         names += [("costs", name) for name in (self.costs if isinstance(self.costs, Mapping) else ())]
         for keyword, name in names:
             nodes_of_module(graph, name, keyword)
+        self.steering.pinned(graph)
 
     # -- choices left open ------------------------------------------------------------------------------------------
 

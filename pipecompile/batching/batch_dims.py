@@ -178,7 +178,11 @@ def common_size(leaves: Sequence[Any], dims: Dims, by_rule: Dims, slots: Callabl
         raise _disagreement([(slot[0], leaf, dim) for slot, leaf, dim in named if isinstance(dim, int)], samples)
     if lengths == {0}:
         names = [slot[0] for slot, dim in zip(slots(), dims, strict=True) if dim is not None]
-        raise InputError("the batch is empty", where=", ".join(f"{name}: 0 samples" for name in names))
+        raise InputError(
+            "the batch is empty",
+            where=", ".join(f"{name}: 0 samples" for name in names),
+            hint="a mini-batch of at least one sample",
+        )
     return (int(lengths.pop()) if lengths else None), dims
 
 

@@ -31,6 +31,8 @@ def _as_module(value: object) -> str:
         return "compile(nn.Sequential(*layers), ...)"
     if isinstance(value, ExportedProgram):
         return "the model that was exported: it is recorded anew, for every batch size"
+    if not callable(value):
+        return "an instance of a subclass of nn.Module"
     return "wrap the function in an nn.Module with this forward"
 
 

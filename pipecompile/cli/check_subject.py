@@ -78,7 +78,8 @@ class CheckSubject:
         """Return whether the word is a file, or the name of a framework's pipeline."""
         from pipecompile.interchange.order_reader import is_named_order
 
-        is_file = self.model.endswith((".csv", ".txt")) or Path(self.model).is_file()
+        path = Path(self.model)
+        is_file = self.model.endswith((".csv", ".txt")) or path.is_file() or (path.exists() and not self.inputs)
         return is_named_order(self.model) or is_file
 
     @property

@@ -133,12 +133,28 @@ def _factory(module_name: str, name: str) -> object:
     target: Any = _import(module_name, "run it where the module can be imported from, or set PYTHONPATH")
     for part in name.split("."):
         if not hasattr(target, part):
-            nearest = difflib.get_close_matches(part, dir(target), n=3) or ["torchvision:NAME, timm:NAME or hf:NAME"]
+            nearest = difflib.get_close_matches(part, dir(target), n=3) or _defined_in(target)
             raise InputError(f"{module_name} has no {name!r}", where=_file(target), hint=", ".join(nearest))
         target = getattr(target, part)
     if isinstance(target, torch.nn.Module) or not callable(target):
         return target
     return _called(target, f"{module_name}:{name}")
+
+
+_OF_A_FILE = 30
+"""Number of functions and classes above which a module is taken for a library such as torch, in which no model is meant."""
+
+
+def _defined_in(module: object) -> list[str]:
+    """Return up to three functions and classes that a user's module defines; of a module with many, the names of libraries of models."""
+    own = getattr(module, "__name__", None)
+    defined = [
+        name
+        for name in dir(module)
+        if callable(value := getattr(module, name, None)) and getattr(value, "__module__", "") == own
+    ]
+    is_library = not defined or len(defined) > _OF_A_FILE
+    return ["torchvision:NAME, timm:NAME or hf:NAME"] if is_library else defined[:3]
 
 
 def _called(factory: Callable[[], object], spec: str) -> object:

@@ -26,12 +26,15 @@ Together = str | type[nn.Module] | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class CutConstraints:
-    """Constraints by names of modules. `balanced` are (child of the model, stage). False without constraints."""
+    """Constraints by names of modules. `balanced` are (child of the model, stage), `of_classes` the modules in
+    `together` that a class stands for. False without constraints.
+    """
 
     split_before: tuple[str, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     pins: tuple[tuple[str, int], ...] = ()
     balanced: tuple[tuple[str, int], ...] = ()
+    of_classes: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -48,29 +51,48 @@ class CutConstraints:
         """
         together = tuple(group for entry in keep_together for group in _groups(model, entry))
         balanced = () if balance is None else tuple(_balanced(model, balance))
-        return cls(tuple(split_before), together, tuple(pins.items()), balanced)
+        classes = [name for entry in keep_together if isinstance(entry, type) for (name,) in _groups(model, entry)]
+        named = {name for entry in keep_together if not isinstance(entry, type) for name, *_ in _groups(model, entry)}
+        return cls(tuple(split_before), together, tuple(pins.items()), balanced, frozenset(classes) - named)
 
     def __bool__(self) -> bool:
         return bool(self.split_before or self.together or self.pins or self.balanced)
 
     def on(self, graph: fx.GraphModule, problem: Problem) -> Problem:
         """Return the problem with the constraints. Raise InputError for names that the graph does not have."""
-        pins = dict(problem.pins)
-        for name, stage in self.pins:
-            pins |= dict.fromkeys(nodes_of_module(graph, name, "pin"), stage)
-        ran = {module_of(node).split(".")[0] for node in compute_nodes(graph)}
-        for name, stage in self.balanced:
-            if name in ran:  # a child that does not run has no stage
-                pins |= dict.fromkeys(nodes_of_module(graph, name, "balance"), stage)
+        pins = problem.pins | self.pinned(graph)
         apart = [pair for name in self.split_before for pair in _entering(graph, problem, name)]
         groups = [
             tuple(node for name in names for node in nodes_of_module(graph, name, "keep_together"))
-            for names in self.together
+            for names in self.together_on(graph)
         ]
         return replace(
             problem, pins=pins, apart=(*problem.apart, *dict.fromkeys(apart)),
             groups=(*problem.groups, *(group for group in groups if len(group) > 1)),
         )  # fmt: skip
+
+    def pinned(self, graph: fx.GraphModule) -> dict[str, int]:
+        """Return node -> stage of `pin` and `balance`. Raise InputError for a node that two of them put into different stages."""
+        ran = {module_of(node).split(".")[0] for node in compute_nodes(graph)}
+        balanced = [entry for entry in self.balanced if entry[0] in ran]  # a child that does not run has no stage
+        options = [*(("pin", *entry) for entry in self.pins), *(("balance", *entry) for entry in balanced)]
+        by: dict[str, tuple[str, int]] = {}
+        for option, name, stage in options:
+            for node in nodes_of_module(graph, name, option):
+                words, before = by.setdefault(node, (f"{option} has {name!r}", stage))
+                if before != stage:
+                    raise InputError(
+                        f"{words} in stage {before}, and {option} has {name!r} in stage {stage}",
+                        where=f"node {node!r} is of both", hint="one of the two, or names of modules that share no nodes",
+                    )  # fmt: skip
+        return {node: stage for node, (_, stage) in by.items()}
+
+    def together_on(self, graph: fx.GraphModule) -> list[tuple[str, ...]]:
+        """Return the groups without those of a class's modules that do not run, unless none of them runs."""
+        paths = [f"{module_of(node)}." for node in compute_nodes(graph)]
+        ran = {name for name in self.of_classes if any(path.startswith(f"{name}.") for path in paths)}
+        idle = self.of_classes - ran if ran else frozenset[str]()
+        return [names for names in self.together if not idle.issuperset(names)]
 
     def marks(self, graph: fx.GraphModule, stage_of: Mapping[str, int], n_stages: int) -> tuple[tuple[str, ...], ...]:
         """Return per stage its constraints, as words for the table."""
@@ -79,7 +101,7 @@ class CutConstraints:
             marks[stage].append(f"pin {name}")
         for name in self.split_before:
             marks[stage_of[nodes_of_module(graph, name, "split_before")[0]]].append(f"split before {name}")
-        for names in self.together:
+        for names in self.together_on(graph):
             marks[stage_of[nodes_of_module(graph, names[0], "keep_together")[0]]].append(f"together {', '.join(names)}")
         for stage in sorted({stage for _, stage in self.balanced}):
             marks[stage].append("balance")

@@ -27,7 +27,7 @@ def deepspeed_order(name: str, n_ranks: int | None = None, n_microbatches: int |
 
     By default there are 4 ranks, and twice as many micro-batches as ranks.
     """
-    known_names("schedule of DeepSpeed", [name], DEEPSPEED_SCHEDULES)
+    known_names("DeepSpeed schedule", [name], DEEPSPEED_SCHEDULES)
     ranks = (1 if name == "DataParallelSchedule" else 4) if n_ranks is None else n_ranks
     count = 2 * ranks if n_microbatches is None else n_microbatches
     if ranks * count > _MOST_CELLS:

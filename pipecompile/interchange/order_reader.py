@@ -63,6 +63,9 @@ def read_order(text: str, name: str, n_ranks: int | None = None, n_microbatches:
         return deepspeed_order(body.removeprefix("deepspeed:").strip(), *counts)
     if body.startswith("megatron:") or is_layout(body):
         return megatron_order(body.removeprefix("megatron:"), *counts)
+    if body.startswith("program:"):
+        hint = "pipecompile show program.txt, or pc.verify"
+        raise ScheduleError("this is a program of pipecompile, and no pipeline of another framework", hint=hint)
     if n_ranks is not None or n_microbatches is not None:
         raise InputError("the file has its ranks and micro-batches itself", hint="n_ranks and n_microbatches left out")
     return parse_nodes(text, name) if "ScheduledNode(" in text else parse_torch_csv(text, name)

@@ -62,6 +62,9 @@ _ACTION = re.compile(
     r"([0-9]{1,9})(?:([FBIWR]|OFFLOAD|RELOAD)([0-9]{1,9})(?:\.([0-9]{1,9}))?|(UNSHARD|RESHARD|REDUCE_GRAD))"
 )
 
+_SHOWN_CELLS = 4
+"""Number of cells that a hint shows of a line whose cells no comma separates."""
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -109,7 +112,16 @@ class Action:
             raise ScheduleError(
                 f"{text!r} is not an action",
                 why="an action is STAGE, one of F R B I W OFFLOAD RELOAD, MICROBATCH, as in 2F0, or MICROBATCH.SLICE, as in 2F0.1; or STAGE, one of UNSHARD RESHARD REDUCE_GRAD",
+                hint=_likely(text),
             )
         if match[5] is not None:
             return cls(int(match[1]), Kind(match[5]))
         return cls(int(match[1]), Kind(match[2]), int(match[3]), NO_SLICE if match[4] is None else int(match[4]))
+
+
+def _likely(text: str) -> str:
+    """Return what a cell that is no action probably means: other case, quotes or blanks, or cells that no comma separates; else an empty text."""
+    cells = [re.sub(r"[\s'\"]", "", part).upper() for part in re.split(r"[;|\t]|(?<=[0-9])\s+(?=[0-9])", text[:1000])]
+    if not all(map(_ACTION.fullmatch, cells)):
+        return ""
+    return ",".join(cells) if len(cells) <= _SHOWN_CELLS else ",".join(cells[:_SHOWN_CELLS]) + ",..."

@@ -37,7 +37,7 @@ _BETWEEN = {
 }
 """GB/s of a device to other nodes, in one direction."""
 
-_NAME = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\d+)\s*x\s*([a-z]\w*)\s*", re.IGNORECASE)
+_NAME = re.compile(r"\s*(?:([0-9]{1,9})\s*x\s*)?([0-9]{1,9})\s*x\s*([a-z]\w*)\s*", re.IGNORECASE)
 
 _PER_NODE = 8
 
@@ -92,7 +92,9 @@ class Cluster:
         if match is None or match[3].lower() not in DEVICES:
             hint = f'"8xH100", or "4x8xH100" for 4 nodes; devices are {", ".join(DEVICES)}; or pc.Cluster(...)'
             raise InputError(f"{shown(name)} is not the name of a cluster", hint=hint)
-        nodes, count, device = match[1], whole(f"{name!r}: the number of devices", int(match[2]), 1), match[3].lower()
+        nodes, count, device = match[1], int(match[2]), match[3].lower()
+        if 0 in (count, int(nodes or 1)):
+            raise InputError(f"the cluster {shown(name)} has no devices", hint=f'"8x{match[3]}"')
         if nodes is not None:
             return cls(device=device, nodes=int(nodes), devices_per_node=count)
         if count > _PER_NODE and count % _PER_NODE:

@@ -63,10 +63,11 @@ class LayoutRow:
 
     @property
     def line(self) -> str:
-        """The call of `compile` for this row, with the mesh of all ranks."""
+        """The call of `compile` for this row, with the mesh of all ranks. `x` is the part of the mini-batch that a copy steps with."""
         sizes, names = tuple(self.layout.mesh.values()), tuple(self.layout.mesh)
         mesh = f'init_device_mesh("cuda", {sizes}, mesh_dim_names={_quoted(names)})'
-        words = [f"pc.compile(model, {self.n_stages}", f"mesh={mesh}", f"n_microbatches={self.n_microbatches}"]
+        words = [f"pc.compile(model, {self.n_stages}", "example_args=(x,)", "loss_fn=loss_fn", f"mesh={mesh}"]
+        words.append(f"n_microbatches={self.n_microbatches}")
         words.append(f'schedule="{self.schedule}"')
         if any(self.recompute):
             words.append(f"checkpoint={_flags(self.recompute)}")

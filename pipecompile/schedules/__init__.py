@@ -1,7 +1,7 @@
 """Schedules: the order of actions on each device. One builder a file; `build_schedule` finds a builder by name.
 
     stages per device    1       1f1b, eager-1f1b, zb-h1, zb-h2, zb-1p, zb-2p, 2bp, ooo-backprop, gpipe-remat, mario, checkpoint-window
-                         2       zbv, v-half, v-two-thirds, v-min, dualpipev: in a V; po-half: in a loop
+                         2       zbv, v-half, v-two-thirds, v-min, dualpipev, dualpipev-overlap: in a V; po-half: in a loop
                          any     gpipe, sequential, interleaved, llama3, looped-bfs, interleaved-zb, po-full, forward: in a loop;
                                  hanayo: to and fro
     slices of micro-batches              seq1f1b: one stage per device; seq1f1b-interleaved, terapipe: any number of stages

@@ -172,7 +172,12 @@ def register_schedule(name: str, build: Builder, *, chunks: int | None = None) -
         raise ScheduleError(
             f"a schedule is called {shown(name)} already", hint=f"another name, such as {shown(name + '-2')}"
         )
-    CATALOGUE[name] = CatalogueEntry(build, chunks)
+    if name.strip() in ("", "auto") or name.endswith((".csv", ".txt")):
+        why = "schedule= takes 'auto' for a search, and what ends in .csv or .txt for a file"
+        raise ScheduleError(f"{shown(name)} cannot be the name of a schedule", why=why, hint="'mine'")
+    if chunks is not None:
+        _check_counts(chunks=chunks)
+    CATALOGUE[name] = CatalogueEntry(partial(_built, build), chunks)
 
 
 @without_collection
@@ -226,7 +231,19 @@ def _built(build: Builder, *counts: Any) -> Schedule:
         raise ScheduleError(f"schedule={shown(build)} failed for {counts}", why=why, hint=hint) from error
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"schedule={shown(build)} returned {shown(schedule)}, not a Schedule", hint=hint)
+    _check_wish(build, schedule, counts)
     return schedule
+
+
+def _check_wish(build: Builder, schedule: Schedule, wish: tuple[int, int, int]) -> None:
+    """Raise ScheduleError for a schedule of other stages or micro-batches than those that the builder was called with."""
+    for have, want, noun in ((schedule.n_stages, wish[0], "stage"), (schedule.n_microbatches, wish[1], "micro-batch")):
+        if have != want:
+            raise ScheduleError(
+                f"schedule={shown(build)} returned a schedule of {counted(have, noun)} for {counted(want, noun)}",
+                why=f"it was called with {wish}: n_stages, n_microbatches, n_devices",
+                hint="a schedule of the counts that the function gets",
+            )
 
 
 def _check_counts(**counts: object) -> None:

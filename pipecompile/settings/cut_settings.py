@@ -125,7 +125,10 @@ def _groups(model: nn.Module, value: Any) -> tuple[Any, ...]:
                     f"keep_together: the model has no {entry.__name__}", why=why, hint=near(entry.__name__, kinds)
                 )
             return entry
-        return entry if isinstance(entry, str) else entries(name, entry, _text, "names of modules", hint)
+        names = entry if isinstance(entry, str) else entries(name, entry, _text, "names of modules", hint)
+        if not names and not isinstance(entry, str):
+            raise InputError("keep_together: a list in it is empty", hint=hint)
+        return names
 
     if isinstance(value, (list, tuple)):
         return tuple(check("keep_together", entry) for entry in value)  # an entry's own error says more

@@ -52,6 +52,8 @@ def test_layouts_and_names_take_counts(cli):
     ("words", "message"),
     [
         (("missing.csv",), "the pipeline cannot be read"),
+        ((str(PIPELINES),), "Is a directory"),
+        (("deepspeed:Nope",), "DeepSpeed schedule 'Nope' is not known"),
         ((DEADLOCK, "--rules", "fifo"), "rule 'fifo' is not known"),
         ((DEADLOCK, "--ranks", "4"), "the file has its ranks"),
         ((DEADLOCK, "--input", "2x3"), "--input is about a model"),

@@ -81,6 +81,7 @@ def test_a_factory_of_the_current_directory():
         (":small", "names no model"),
         ("mymodels:", "names no model"),
         ("mymodels:smal", "(?s)mymodels has no 'smal'.*small"),
+        ("mymodels:xyz", r"(?s)mymodels has no 'xyz'.*try    (?!torchvision)\w+"),
         ("mymodels:Nested.gone", "mymodels has no 'Nested.gone'"),
         ("mymodels:Nested.text", "(?s)not a torch.nn.Module.*str"),
         ("mymodels:needs", "(?s)cannot be called without arguments.*width"),

@@ -125,6 +125,7 @@ def test_a_forced_cut_computes_what_eager_does() -> None:
         ({"split_before": "head"}, r"split_before=\['head'\]"),
         ({"split_before": ["layers.0"]}, "nothing runs before 'layers.0'"),
         ({"keep_together": [nn.Conv2d]}, "no Conv2d"),
+        ({"keep_together": [[]]}, "a list in it is empty"),
         ({"balance": [1, 1]}, "one entry per stage: 2 for 3"),
         ({"balance": [1, 1, 1]}, "adds up to 3, the model has 2 children"),
     ],
@@ -138,6 +139,42 @@ def test_what_contradicts_itself_is_told_with_the_reason() -> None:
     with pytest.raises(pc.InfeasibleError, match="pinned to stage") as caught:
         compiled(pin={"layers.4": 0, "layers.1": 2})
     assert "no cut into 3 stages meets the constraints" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"balance": [1, 1], "pin": {"head": 0}}, "pin has 'head' in stage 0, and balance has 'head' in stage 1"),
+        ({"pin": {"layers": 0, "layers.5": 1}}, "pin has 'layers' in stage 0, and pin has 'layers.5' in stage 1"),
+        ({"pin": {"layers.5": 1, "layers": 0}}, "pin has 'layers.5' in stage 1, and pin has 'layers' in stage 0"),
+    ],
+)
+def test_two_stages_for_one_node_are_refused(options: dict[str, object], text: str) -> None:
+    with pytest.raises(pc.InputError, match=text):
+        compiled(n_stages=2, **options)
+
+
+def test_two_names_may_have_the_same_stage() -> None:
+    pipe = compiled(n_stages=2, balance=[1, 1], pin={"layers.5": 0, "head": 1})
+    assert (stages_of(pipe, "layers"), stages_of(pipe, "head")) == ({0}, {1})
+
+
+class Spare(Net):
+    """A net with a block and a dropout that never run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare, self.dropout = Block(), nn.Dropout()
+
+
+def test_modules_of_a_class_that_do_not_run_are_left_out() -> None:
+    pipe = compiled(Spare(), keep_together=[Block])
+    assert all(len(stages_of(pipe, f"layers.{number}")) == 1 for number in range(6))
+    assert not any("spare" in mark for stage in pipe.plan.stages for mark in stage.forced)
+    with pytest.raises(pc.InputError, match="called 'dropout'"):
+        compiled(Spare(), keep_together=[nn.Dropout])
+    with pytest.raises(pc.InputError, match="called 'spare'"):
+        compiled(Spare(), keep_together=["spare"])
 
 
 def test_own_costs_move_the_cut() -> None:

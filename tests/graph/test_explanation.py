@@ -109,6 +109,20 @@ def test_it_never_raises(model, args, code):
     assert found.kept_whole == found.guards == ()
 
 
+@pytest.mark.parametrize(
+    ("model", "args", "hint"),
+    [
+        (None, (), "an instance of a subclass of nn.Module"),
+        (len, (X,), "wrap the function in an nn.Module"),
+        (nn.Linear(4, 4), (torch.randn(0, 4),), "a mini-batch of at least one sample"),
+    ],
+)
+def test_what_is_refused_before_the_recording_is_not_blamed_on_the_batch_dimension(model, args, hint):
+    (failure,) = pc.explain(model, *args).failures
+    assert hint in failure.hint
+    assert "dimension" not in f"{failure.why} {failure.hint}"
+
+
 def test_who_interrupts_is_heard():
     with pytest.raises(KeyboardInterrupt):
         pc.explain(Nasty(KeyboardInterrupt()), X)

@@ -56,6 +56,12 @@ def test_wrong_names_and_counts_are_refused(source: object, options: dict[str, o
         pc.read_schedule(source, **options)  # type: ignore[arg-type]
 
 
+def test_a_program_is_no_pipeline_of_another_framework(tmp_path: Path) -> None:
+    (path := tmp_path / "program.txt").write_text("program: 1 stage on device 0, 1 micro-batch\ndevice 0\n")
+    with pytest.raises(ScheduleError, match=r"a program of pipecompile.*\n  try    pipecompile show program.txt"):
+        pc.read_schedule(path)
+
+
 def test_a_file_has_its_counts_itself(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the file has its ranks"):
         read_order("0F0,0B0\n", "x", 4)

@@ -58,3 +58,16 @@ def test_an_action_that_is_moved_there_and_back_is_the_same(action: Action, micr
 def test_an_action_without_a_micro_batch_stays_as_it_is() -> None:
     assert Action(2, Kind.UNSHARD).later(3) == Action(2, Kind.UNSHARD)
     assert str(Action(2, Kind.WEIGHT_GRAD, 0).later(-1)) == "2W-1"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("2f0", "2F0"), ('"2F0"', "2F0"), ("2 F 0", "2F0"), ("0F0;0B0", "0F0,0B0"), ("0F0\t0B0", "0F0,0B0"), ("0F0 0B0", "0F0,0B0"),
+        ("0F0;0F1;0F2;0B0;0B1", "0F0,0F1,0F2,0B0,..."), ("2X0", ""), ("# mine", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_error_says_what_was_probably_meant(text: str, hint: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        Action.parse(text)
+    assert caught.value.hint == hint

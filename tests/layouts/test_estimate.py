@@ -102,13 +102,13 @@ def test_the_line_of_a_pipeline_runs() -> None:
         def compile(model: nn.Module, n_stages: int, mesh: object, **keywords: Any) -> pc.Pipeline:
             made["mesh"] = mesh
             devices = ["cpu"] * 2
-            return pc.compile(
-                model, n_stages, devices=devices, example_args=(x,), loss_fn=torch.Tensor.mean, **keywords
-            )
+            return pc.compile(model, n_stages, devices=devices, **keywords)
 
     names = {
         "pc": Recorded,
         "model": model,
+        "x": x,
+        "loss_fn": torch.Tensor.mean,
         "init_device_mesh": lambda kind, sizes, mesh_dim_names: (sizes, mesh_dim_names),
     }
     pipe = eval(line, names)

@@ -32,7 +32,9 @@ def test_a_name_is_nodes_times_devices(name: str, shape: tuple[int, int] | None)
     assert cluster.size == shape[0] * shape[1]
 
 
-@pytest.mark.parametrize("name", ["", "H100", "8H100", "8xH900", "0xh100", "12xh100", "-1xh100", "2x2x2xh100"])
+@pytest.mark.parametrize(
+    "name", ["", "H100", "8H100", "8xH900", "0xh100", "12xh100", "-1xh100", "2x2x2xh100", "9" * 5000 + "xh100"]
+)
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(pc.InputError):
         pc.Cluster.of(name)
@@ -69,6 +71,7 @@ def test_a_cluster_is_itself_and_nothing_else_is_one() -> None:
         cluster_of(8)  # type: ignore[arg-type]
 
 
-def test_no_devices_are_refused_by_the_name_of_the_cluster() -> None:
-    with pytest.raises(pc.InputError, match=r"'0xh100': the number of devices=0 is not a whole number"):
-        pc.Cluster.of("0xh100")
+@pytest.mark.parametrize("name", ["0xh100", "0x8xH100", "2x0xH100"])
+def test_no_devices_are_refused_by_the_name_of_the_cluster(name: str) -> None:
+    with pytest.raises(pc.InputError, match=f"the cluster '{name}' has no devices"):
+        cluster_of(name)

@@ -21,7 +21,7 @@ def row(**values: Any) -> LayoutRow:
 
 def test_the_line_is_the_call_of_compile() -> None:
     assert row().line == (
-        'pc.compile(model, 4, mesh=init_device_mesh("cuda", (4, 2), mesh_dim_names=("pp", "dp")), n_microbatches=8, '
+        'pc.compile(model, 4, example_args=(x,), loss_fn=loss_fn, mesh=init_device_mesh("cuda", (4, 2), mesh_dim_names=("pp", "dp")), n_microbatches=8, '
         'schedule="1f1b", optimizer="adamw")'
     )
     alone = row(layout=Layout(4), recompute=(True, True, True, False), optimizer=None).line

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -154,6 +155,40 @@ def test_a_function_can_get_a_name(registered: str) -> None:
         register_schedule(registered, one_by_one)
     with pytest.raises(ScheduleError, match="a schedule is called 'gpipe' already"):
         register_schedule("gpipe", one_by_one)
+
+
+@pytest.mark.parametrize("name", ["", " ", "auto", "mine.csv", "mine.txt"])
+def test_a_name_that_means_something_else_is_refused(name: str) -> None:
+    with pytest.raises(ScheduleError, match="cannot be the name of a schedule"):
+        register_schedule(name, one_by_one)
+    assert name not in CATALOGUE
+
+
+@pytest.mark.parametrize("chunks", [0, -1, 1.5, "two", True])
+def test_chunks_are_a_number_of_stages(chunks: Any) -> None:
+    with pytest.raises(ScheduleError, match="chunks must be a whole number, at least 1"):
+        register_schedule("odd", one_by_one, chunks=chunks)
+    assert "odd" not in CATALOGUE
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda s, m, d: one_by_one(s, m + 1, d), "returned a schedule of 5 micro-batches for 4 micro-batches"),
+        (lambda s, m, d: one_by_one(s + 1, m, d), "returned a schedule of 3 stages for 2 stages"),
+        (lambda s, m, d: None, "returned None, not a Schedule"),
+        (lambda s, m, d: 1 // 0, "failed for"),
+    ],
+)
+def test_a_builder_that_is_wrong_is_named_with_or_without_a_name(build: Any, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        build_schedule(build, 2, 4)
+    register_schedule("wrong", build)
+    try:
+        with pytest.raises(ScheduleError, match=message):
+            build_schedule("wrong", 2, 4)
+    finally:
+        del CATALOGUE["wrong"]
 
 
 @pytest.mark.parametrize("counts", [(0, 4), (4, 0), (-1, 4), (2.0, 4), (4, "8"), (True, 4), (4, None)])

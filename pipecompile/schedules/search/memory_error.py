@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import Schedule
+from pipecompile.ir import HOST, Schedule
 from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.schedules.search.evaluate import Evaluator
 
@@ -23,8 +23,27 @@ def memory_error(evaluator: Evaluator, smallest: Sequence[Schedule], *, hint_rec
     return ScheduleError(
         f"no schedule of {stages} on {devices} fits the memory",
         why=f"one micro-batch after another needs {_amount(peaks[device], in_bytes=in_bytes)} on device {device}, "
-        f"the limit is {_amount(most[device], in_bytes=in_bytes)}",
-        hint="more memory, more devices, smaller micro-batches" + ", checkpoint='auto'" * hint_recompute,
+        f"the limit is {_amount(most[device], in_bytes=in_bytes)}" + _ahead(evaluator, device),
+        hint="more memory, more devices, smaller micro-batches" + ", checkpoint='auto'" * hint_recompute
+        if in_bytes
+        else f"in_flight={max(peaks):g}",
+    )
+
+
+def _ahead(evaluator: Evaluator, device: int) -> str:
+    """Return that values without gradients arrive ahead of their use on the device, if so: no order of the rows holds them back."""
+    assert evaluator.limit is not None
+    place = evaluator.placement
+    ahead = [
+        route.value
+        for route in evaluator.routes
+        if evaluator.limit.in_bytes and not route.gradient and route.nbytes and route.source != HOST
+        if place[route.source] != device and device in {place[stage] for stage in route.consumers if stage != HOST}
+    ]
+    return (
+        f"; {', '.join(ahead[:3])} may arrive there for all micro-batches at once, as no gradient goes back"
+        if ahead
+        else ""
     )
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from pipecompile.ir import chain
+import pytest
+
+from pipecompile.ir import Route, chain
 from pipecompile.schedules.building_blocks import serial
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.memory_error import memory_error
@@ -18,6 +20,17 @@ def test_the_error_names_device_memory_and_limit() -> None:
 
 def test_the_error_counts_micro_batches_where_the_limit_does() -> None:
     judge = Evaluator((0, 1), tuple(chain(2)), make_costs(2, 2, chain(2)), MemoryLimit((0.5, 1.0), in_bytes=False))
-    text = str(memory_error(judge, [serial((0, 1), 2)], hint_recompute=False))
+    text = str(memory_error(judge, [serial((0, 1), 2)], hint_recompute=True))
     assert "needs 1 micro-batch in flight on device 0" in text
+    assert "try    in_flight=1" in text
     assert "checkpoint" not in text
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_the_error_says_that_values_without_gradients_run_ahead(gradient: bool) -> None:
+    routes = (Route("frozen", 0, (1,), 100.0, gradient=gradient),)
+    costs = make_costs(2, 2, routes, forward=[0.1, 1.0], backward=[0.1, 2.0], saved_bytes=1.0)
+    judge = Evaluator((0, 1), routes, costs, MemoryLimit((150.0, 50.0), in_bytes=True))
+    text = str(memory_error(judge, [serial((0, 1), 6)], hint_recompute=False))
+    assert "on device 1" in text
+    assert ("frozen may arrive there for all micro-batches at once, as no gradient goes back" in text) is not gradient
