@@ -109,11 +109,8 @@ class WarningsOnce:
 
     def whole(self, guard: Guard, samples: int) -> None:
         """Warn that the micro-batches of pipe(x) take another way at this line than the whole mini-batch would."""
-        self._at(
-            guard,
-            "whole",
-            f"pipe(x) goes the way of micro-batches, and {samples} samples at once go another. Try n_microbatches=1",
-        )
+        text = f"pipe(x) goes the way of micro-batches, and {samples} samples at once go another. Try n_microbatches=1"
+        self._at(guard, "whole", text)
 
     def unequal(self, samples: int, wanted: int, count: int) -> None:
         """Warn that lists with an entry per sample go into fewer micro-batches, so that all are equally long."""
