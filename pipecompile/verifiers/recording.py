@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pipecompile.batching.containers import flatten_containers
-from pipecompile.errors import MismatchError
+from pipecompile.errors import MismatchError, PipecompileError
 from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.state.random_states import RandomStates
@@ -74,7 +74,7 @@ def verify_recording(graph: TracedGraph, call: CheckedCall) -> Verdict:
         eager = _observed(call.model, call, start)
         recorded = _observed(graph.forward, call, start)
         if isinstance(eager, Exception) or isinstance(recorded, Exception):
-            return Verdict(obstacle=_raised(call, eager, recorded))
+            return Verdict(obstacle=_raised(graph, call, eager, recorded))
         doubt = _compare(graph, call, start, eager, recorded)
         if eager.drawn:
             start.restore()
@@ -98,8 +98,8 @@ def _observed(function: Any, call: CheckedCall, start: RandomStates) -> Observat
         return error
 
 
-def _raised(call: CheckedCall, eager: Any, recorded: Any) -> str:
-    """Raise MismatchError if the model alone raises; what the recording raises, the step will raise."""
+def _raised(graph: TracedGraph, call: CheckedCall, eager: Any, recorded: Any) -> str:
+    """Raise MismatchError if the model alone raises, or the recording of a model that notices it; else the step will raise the same."""
     if isinstance(eager, Exception) and not isinstance(recorded, Exception):
         raise MismatchError(
             f"{type(call.model).__name__} raises {type(eager).__name__} on this mini-batch, and its recording does not: {eager}",
@@ -107,6 +107,14 @@ def _raised(call: CheckedCall, eager: Any, recorded: Any) -> str:
             why="the call that raises is no call of torch, so it is no node of the recording",
             hint="torch._assert in the place of Python's condition; check=False goes on with the recording as it is",
         ) from eager
+    noticed = graph.facts.noticed_at
+    if noticed and not isinstance(eager, Exception) and not isinstance(recorded, PipecompileError):
+        raise MismatchError(
+            f"the recording of {type(call.model).__name__} raises {type(recorded).__name__}, and the model does not: {recorded}",
+            where=line_of(noticed),
+            why="the model notices there that it is recorded, and takes another way then",
+            hint="pass what the model makes by itself there, such as an attention mask, in the shape that its layers take",
+        ) from recorded
     return f"a micro-batch raises {type(recorded).__name__}"
 
 
