@@ -38,8 +38,13 @@ def list_length(arguments: Mapping[str, Any], names: frozenset[str]) -> int | No
             )
     lengths = {name: len(value) for name, value in lists.items()}
     if len(set(lengths.values())) > 1:
-        raise InputError("lists with one entry per sample have different lengths",
-                         where=", ".join(f"{name}: {length}" for name, length in lengths.items()))  # fmt: skip
+        first, *others = lengths.items()
+        shared = ", ".join(f'"{name}": None' for name, length in others if length != first[1])
+        raise InputError(
+            "lists with one entry per sample have different lengths",
+            where=", ".join(f"{name}: {length}" for name, length in lengths.items()),
+            hint=f"one entry per sample in each; batch_dims={{{shared}}} for what all samples share",
+        )
     return next(iter(lengths.values()), None)
 
 

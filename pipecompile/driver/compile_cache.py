@@ -31,7 +31,7 @@ from pipecompile.driver.compile_context import CompileContext, CompileRequest, D
 from pipecompile.driver.listed_programs import ListedPrograms
 from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.loss_shares import find_loss, weigh_copy
-from pipecompile.driver.output_merge import check_tail_size, fixed_output_rules, merging_specialization
+from pipecompile.driver.output_merge import check_whole_size, fixed_output_rules, merging_specialization
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks, obstacle
 from pipecompile.driver.signature import Signature, signature_of, signatures_of
@@ -154,7 +154,7 @@ class CompileCache:
             return specialization
         if specialization.merging is None:
             specialization.merging = merging_specialization(specialization, batch, self.options, self.context)
-        check_tail_size(specialization.merging, sum(batch.sizes))
+        check_whole_size(specialization.merging, sum(batch.sizes), self.context)
         return specialization.merging
 
     def step_arrivals(

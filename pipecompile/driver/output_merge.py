@@ -33,7 +33,7 @@ from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.recording import another_size
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["check_tail_size", "fixed_output_rules", "merging_specialization"]
+__all__ = ["check_whole_size", "fixed_output_rules", "merging_specialization"]
 
 
 def merging_specialization(
@@ -131,13 +131,20 @@ def _without_tail(
     )  # fmt: skip
 
 
-def check_tail_size(specialization: Specialization, samples: int) -> None:
-    """Raise InputError if the tail was recorded for other batch sizes than this number of samples."""
-    guard = specialization.broken_guard((samples,)) if specialization.outputs.tail is not None else None
-    if guard is not None:
-        raise InputError(
-            "the model's output cannot be put together from micro-batches",
-            where=f"{guard.place}, and a mini-batch of {counted(samples, 'sample')}",
-            why=f"a part of it needs the whole mini-batch, and the model branches on the batch size: {guard}",
-            hint="n_microbatches=1",
-        )
+def check_whole_size(specialization: Specialization, samples: int, context: CompileContext) -> None:
+    """Warn if the micro-batches of a call take another way at a branch than this number of samples at once would.
+
+    Raise InputError if the outputs have a tail: it was recorded for the sizes of micro-batches.
+    """
+    guard = specialization.broken_guard((samples,))
+    if guard is None or specialization.graph.facts.batch_size is not None:
+        return
+    if specialization.outputs.tail is None:
+        context.warnings.whole(guard, samples)
+        return
+    raise InputError(
+        "the model's output cannot be put together from micro-batches",
+        where=f"{guard.place}, and a mini-batch of {counted(samples, 'sample')}",
+        why=f"a part of it needs the whole mini-batch, and the model branches on the batch size: {guard}",
+        hint="n_microbatches=1",
+    )

@@ -104,8 +104,13 @@ class WarningsOnce:
     def uneven(self, guard: Guard, wanted: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         """Warn that a batch goes into other micro-batches than asked for, because those are on both sides of a branch."""
         both = " and ".join(map(str, sorted(set(wanted))))
-        text = f"{sum(wanted)} samples go into {_micro_batches(len(sizes))} instead of {len(wanted)}, of {both} samples"
+        text = f"{sum(wanted)} samples go into {_micro_batches(len(sizes))} instead of {len(wanted)} of {both} samples"
         self._at(guard, "uneven", text)
+
+    def whole(self, guard: Guard, samples: int) -> None:
+        """Warn that the micro-batches of pipe(x) take another way at this line than the whole mini-batch would."""
+        text = f"pipe(x) goes the way of micro-batches, and {samples} samples at once go another. Try n_microbatches=1"
+        self._at(guard, "whole", text)
 
     def unequal(self, samples: int, wanted: int, count: int) -> None:
         """Warn that lists with an entry per sample go into fewer micro-batches, so that all are equally long."""

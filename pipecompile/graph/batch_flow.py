@@ -136,9 +136,10 @@ class BatchFlow:
         ]
         is_plain = merged and kinds <= {MergeKind.SAME, MergeKind.JOINED} and (not sized or takes_sizes(node))
         if is_plain and kept_apart(node, self.graph, batched, self._adjacent):
+            self._stacked.note_kept(node, batched)
             return self._by_shape(node), [self._rows_of(target) for target in written]
         if (stacked := self._stacked.rules(node, self.rules)) is not None:
-            self.mixing += [node] if merged else []
+            self.mixing += [node] if merged and not self._stacked.blocks.keys() >= {*sources} else []
             return stacked, [_COMPUTED] * len(written)
         return self._tried(node, leaves, written)
 
@@ -149,6 +150,7 @@ class BatchFlow:
         if self._is_opaque(node):
             return self._of_piece(node, written)
         if makes_unrelated_elements(node):
+            self._stacked.note_unrelated(node)
             return self._by_shape(node), [self._rows_of(target) for target in written]
         outputs = [*((node, leaf) for leaf in range(leaves)), *((target, 0) for target in written)]
         rules = self._behind_sized_rows(node, outputs)

@@ -3,6 +3,8 @@
 z = cat([x, y])      (2B, C)   2 blocks: micro-batches have these rows in another order, so no rule merges z
 h = relu(z)          (2B, C)   2 blocks, since each row comes from the same row
 a, b = h.chunk(2)    (B, C)    joined: rows of samples in their order
+
+Rows of random numbers, of which no two depend on each other, are blocks as well, and joined: any row may be that of any sample.
 """
 
 from __future__ import annotations
@@ -54,6 +56,17 @@ class StackedBatches:
         """Note the blocks of an item of a tuple whose tensors all have blocks."""
         if made in self.blocks:
             self.blocks[node] = self.blocks[made]
+
+    def note_unrelated(self, node: fx.Node) -> None:
+        """Note that no row of a random tensor depends on another: several per sample are as many blocks."""
+        rows = self._rows(value_of(node))
+        if rows is not None and rows > 1:
+            self.blocks[node] = rows
+
+    def note_kept(self, node: fx.Node, sources: Sequence[fx.Node]) -> None:
+        """Note the blocks of a call that computes each row from the same row of random tensors, and is joined as these are."""
+        if self.blocks.keys() >= {*sources} and len({self.blocks[source] for source in sources}) == 1:
+            self._kept(node, sources)
 
     def forget(self, written: fx.Node) -> None:
         """Forget the blocks of values that share memory with a value that another call has written."""

@@ -70,6 +70,7 @@ class _Merge:
     early       the instructions that did
     sent        (value, receiver, sender) of the SENDs so far
     forwards    (stage, micro-batch) of the forwards so far
+    ready       per device, the index of its instruction that can run, None if there is none; only of devices without a change since
     """
 
     program: Program
@@ -78,6 +79,7 @@ class _Merge:
     early: set[Place] = field(default_factory=set)
     sent: set[tuple[Value, int | None, int]] = field(default_factory=set)
     forwards: set[tuple[int, int]] = field(default_factory=set)
+    ready: dict[int, int | None] = field(default_factory=dict)
 
     def walk(self) -> tuple[Place, ...]:
         """Return all instructions in their order."""
@@ -86,8 +88,10 @@ class _Merge:
     def step(self) -> Place:
         device, index = self.next_place()
         instruction = self.program.rows[device][index]
+        self.ready.pop(device, None)
         if instruction.op is Op.SEND:
             self.sent.add((instruction.reads[0].value, instruction.peer, device))
+            self.ready.pop(instruction.peer or 0, None)
         elif (action := instruction.action) is not None and action.kind is Kind.FORWARD:
             self.forwards.add((action.stage, action.microbatch))
         self.early.add((device, index))
@@ -97,8 +101,9 @@ class _Merge:
         return device, index
 
     def next_place(self) -> Place:
-        devices = reversed(range(self.program.n_devices))
-        ready = [(d, index) for d in devices if (index := self.ready_index(d)) is not None]
+        devices = range(self.program.n_devices)
+        self.ready.update((d, self.ready_index(d)) for d in devices if d not in self.ready)
+        ready = [(d, index) for d in reversed(devices) if (index := self.ready[d]) is not None]
         assert ready, "a verified program cannot deadlock"
         return next((place for place in ready if self.is_in_turn(self.instruction(*place))), ready[0])
 

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from pipecompile.batching.containers import flatten_containers
-from pipecompile.errors import MismatchError
+from pipecompile.errors import MismatchError, PipecompileError
 from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.signal_errors import signal_errors_kept
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of, raiser
+from pipecompile.verifiers.attention_fast_path import FAST_PATH, SLOW_PATH, may_take_fast_path, slow_path
 from pipecompile.verifiers.eager_run import GRADIENT, CheckedCall, Observation, observe, random_states_of, undone
 from pipecompile.verifiers.first_difference import first_difference
 
@@ -73,7 +74,7 @@ def verify_recording(graph: TracedGraph, call: CheckedCall) -> Verdict:
         eager = _observed(call.model, call, start)
         recorded = _observed(graph.forward, call, start)
         if isinstance(eager, Exception) or isinstance(recorded, Exception):
-            return Verdict(obstacle=_raised(call, eager, recorded))
+            return Verdict(obstacle=_raised(graph, call, eager, recorded))
         doubt = _compare(graph, call, start, eager, recorded)
         if eager.drawn:
             start.restore()
@@ -97,8 +98,8 @@ def _observed(function: Any, call: CheckedCall, start: RandomStates) -> Observat
         return error
 
 
-def _raised(call: CheckedCall, eager: Any, recorded: Any) -> str:
-    """Raise MismatchError if the model alone raises; what the recording raises, the step will raise."""
+def _raised(graph: TracedGraph, call: CheckedCall, eager: Any, recorded: Any) -> str:
+    """Raise MismatchError if the model alone raises, or the recording of a model that notices it; else the step will raise the same."""
     if isinstance(eager, Exception) and not isinstance(recorded, Exception):
         raise MismatchError(
             f"{type(call.model).__name__} raises {type(eager).__name__} on this mini-batch, and its recording does not: {eager}",
@@ -106,6 +107,14 @@ def _raised(call: CheckedCall, eager: Any, recorded: Any) -> str:
             why="the call that raises is no call of torch, so it is no node of the recording",
             hint="torch._assert in the place of Python's condition; check=False goes on with the recording as it is",
         ) from eager
+    noticed = graph.facts.noticed_at
+    if noticed and not isinstance(eager, Exception) and not isinstance(recorded, PipecompileError):
+        raise MismatchError(
+            f"the recording of {type(call.model).__name__} raises {type(recorded).__name__}, and the model does not: {recorded}",
+            where=line_of(noticed),
+            why="the model notices there that it is recorded, and takes another way then",
+            hint="pass what the model makes by itself there, such as an attention mask, in the shape that its layers take",
+        ) from recorded
     return f"a micro-batch raises {type(recorded).__name__}"
 
 
@@ -131,8 +140,17 @@ def _compare(
         text = f"the model and the recording do not draw alike from {' and '.join(sources)}"
         wrong = [_Difference("random numbers", text)]
     if wrong:
-        raise _mismatch(graph, call, start, wrong, eager)
+        raise _mismatch(graph, call, start, wrong, eager, is_fast=_is_right_without_fast_path(call, start, recorded))
     return str(differences[0]) if differences else ""
+
+
+def _is_right_without_fast_path(call: CheckedCall, start: RandomStates, recorded: Observation) -> bool:
+    """Return whether the recording computes what the model computes once the fast path of attention is off."""
+    if not may_take_fast_path(call.model, with_grad=call.with_grad):
+        return False
+    with slow_path():
+        slow = _observed(call.model, call, start)
+    return isinstance(slow, Observation) and all(one.is_rounding for one in _differences(slow, recorded, {}, 0))
 
 
 def _differences(
@@ -241,9 +259,15 @@ def _eps(value: torch.Tensor) -> float:
 
 
 def _mismatch(
-    graph: TracedGraph, call: CheckedCall, start: RandomStates, differences: list[_Difference], eager: Observation
+    graph: TracedGraph,
+    call: CheckedCall,
+    start: RandomStates,
+    differences: list[_Difference],
+    eager: Observation,
+    *,
+    is_fast: bool,
 ) -> MismatchError:
-    """Return the error, with the first node whose value no call of the model computes."""
+    """Return the error, with the first node whose value no call of the model computes. `is_fast` says that only the fast path differs."""
     with undone(call), torch.inference_mode(False), torch.set_grad_enabled(call.with_grad):
         place = first_difference(graph, call, start)
     first, count = differences[0], len(differences)
@@ -255,8 +279,11 @@ def _mismatch(
         why += f". The model notices that it is recorded ({line_of(noticed)}), and may take another way then"
     if eager.drawn:
         why += f". The model draws from {', '.join(eager.drawn)}"
+    what = f"the recording of {type(call.model).__name__} is not what the model computes: {first}{more}"
+    if is_fast:
+        return MismatchError(what, where=place, why=FAST_PATH, hint=SLOW_PATH)
     return MismatchError(
-        f"the recording of {type(call.model).__name__} is not what the model computes: {first}{more}",
+        what,
         where=place,
         why=why,
         hint="compute the value in torch, as an argument of forward or as a buffer; check=False goes on with the recording as it is",

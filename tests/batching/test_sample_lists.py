@@ -143,7 +143,10 @@ MISTAKES = {
         lambda i, t: (unlike(i), t),
         r"images_1 is .*\(3, 8, 8\) in micro-batch 0, .*\(3, 8, 9\)",
     ),
-    "lists of other lengths": (lambda i, t: (i, t[:3]), "images: 4, targets: 3"),
+    "lists of other lengths": (
+        lambda i, t: (i, t[:3]),
+        r'(?s)images: 4, targets: 3.*batch_dims={"targets": None} for what all',
+    ),
     "no list": (
         lambda i, t: (torch.stack(i), t),
         "declares images as a list with one entry per sample, but images is a Tensor",

@@ -57,7 +57,7 @@ GIVING = [name for name in METHODS if not name.startswith("_") and name not in S
 @pytest.mark.parametrize("name", GIVING)
 def test_each_warning_has_a_row(name: str) -> None:
     found = [*texts(METHODS[name])]
-    if any("samples go into" in text or "recorded anew for" in text for text in found):
+    if any(part in text for part in ("samples go into", "recorded anew for", "at once go another") for text in found):
         found += texts(METHODS["_at"])
     if name == "drawn":
         found += warnings_of_draws()

@@ -118,9 +118,7 @@ def test_fewer_micro_batches_are_served_by_the_first_specialization_that_accepts
         return served if min(sizes) > 2 else None
 
     batch = mini_batch(MODEL, 4, torch.zeros(11, 4))
-    with pytest.warns(
-        RecordingWarning, match=r"net.py:7 .*11 samples go into 3 micro-batches instead of 4, of 2 and 3"
-    ):
+    with pytest.warns(RecordingWarning, match=r"net.py:7 .*11 samples go into 3 micro-batches instead of 4 of 2 and 3"):
         specialization, fewer = on_one_side(batch, ABOVE_TWO, options_of(), WarningsOnce(), find)
     assert specialization is served
     assert fewer.sizes == (4, 4, 3)

@@ -114,7 +114,7 @@ def large(x: torch.Tensor) -> bool:
     return x.shape[0] > 2
 
 
-def test_the_other_side_of_a_branch_is_recorded_once_with_one_warning() -> None:
+def test_the_other_side_of_a_branch_is_recorded_once_with_one_warning_of_each_consequence() -> None:
     torch.manual_seed(0)
     model = Branch(large)
     eager = copy.deepcopy(model)
@@ -123,7 +123,8 @@ def test_the_other_side_of_a_branch_is_recorded_once_with_one_warning() -> None:
     with warnings.catch_warnings(record=True) as told:
         for samples in (8, 12, 7, 16, 4):
             exact(pipe, eager, torch.randn(samples, 4), 4)
-    (warning,) = told
+    warning, other = told
+    assert "pipe(x) goes the way of micro-batches, and 8 samples at once go another" in str(other.message)
     assert re.search(
         r"test_compile_cache.py:\d+ in Branch.forward .*recorded anew for .* 2 samples", str(warning.message)
     )
@@ -140,7 +141,7 @@ def test_micro_batches_on_both_sides_become_fewer() -> None:
         exact(pipe, eager, torch.randn(11, 4), 3)
         exact(pipe, eager, torch.randn(10, 4), 3)
     (warning,) = told
-    assert "11 samples go into 3 micro-batches instead of 4, of 2 and 3 samples" in str(warning.message)
+    assert "11 samples go into 3 micro-batches instead of 4 of 2 and 3 samples" in str(warning.message)
     assert pipe.explain().traces == 1
 
 

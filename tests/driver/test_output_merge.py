@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -93,3 +94,35 @@ def test_rows_that_read_state_before_it_changes_are_those_of_a_loop() -> None:
     pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3)
     torch.testing.assert_close(pipe(x), torch.cat([eager(part) for part in x.tensor_split(3)]))
     torch.testing.assert_close(model.mean, eager.mean)
+
+
+def at_most_four(x: torch.Tensor) -> torch.Tensor:
+    if len(x) > 4:
+        raise ValueError("too many samples at once")
+    return x * 2
+
+
+class Retried(nn.Module):
+    """Another computation for batches that a function refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        try:
+            return self.b(at_most_four(y))
+        except ValueError:
+            return self.b(y.relu())
+
+
+@pytest.mark.parametrize(("samples", "warns"), [(4, False), (8, True)])
+def test_a_branch_that_the_whole_mini_batch_takes_otherwise_is_warned_of(samples: int, warns: bool) -> None:
+    model, x = Retried(), torch.randn(samples, 3)
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        output = pipe(x)
+    assert torch.equal(output, model(x)) != warns
+    assert any("at_most_four (batch_size <= 4): pipe(x) goes" in str(one.message) for one in caught) == warns

@@ -48,7 +48,7 @@ def test_a_branch_warns_of_each_consequence() -> None:
     once = WarningsOnce()
     uneven = lambda: once.uneven(GUARD, (3, 3, 2), (8,))  # noqa: E731
     text, other = given(uneven, uneven, lambda: once.anew((), GUARD, 8, 16))
-    assert "8 samples go into one micro-batch instead of 3, of 2 and 3 samples" in text
+    assert "8 samples go into one micro-batch instead of 3 of 2 and 3 samples" in text
     assert "recorded anew" in other
     assert "go into 2 micro-batches instead of 3" in given(lambda: WarningsOnce().uneven(GUARD, (3, 3, 2), (4, 4)))[0]
 

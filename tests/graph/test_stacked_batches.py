@@ -15,6 +15,11 @@ from pipecompile.batching.merging import MergeKind
 from pipecompile.graph.batch_flow import BatchFlow
 
 
+def noise(z: torch.Tensor) -> torch.Tensor:
+    """Return a number per row, as a drop path draws it."""
+    return torch.empty(len(z), 1).bernoulli_(0.5).div_(0.5)
+
+
 class Twins(nn.Module):
     """Compare two images, which go through one encoder of more calls than an experiment takes."""
 
@@ -47,6 +52,8 @@ def kind(compared: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
         lambda z, x, y: torch.sub(*z.chunk(2)),
         lambda z, x, y: torch.sub(*torch.split(z, [len(x), len(y)])),
         lambda z, x, y: z[: len(x)] * z[len(x) :],
+        lambda z, x, y: torch.sub(*(z * noise(z)).chunk(2)),
+        lambda z, x, y: (z[: len(x)] * z[len(x) :]) * torch.rand(len(z), 1).floor_().chunk(2)[0],
         lambda z, x, y: torch.addcmul(*torch.cat([z, x.flatten(1)[:, :4]]).relu_().chunk(3)),
     ],
 )
@@ -65,6 +72,8 @@ def test_batches_that_are_divided_again_are_joined(
         lambda z, x, y: (z - z.mean(0)).chunk(2)[0],
         lambda z, x, y: z.index_fill_(0, torch.tensor([1]), 0.0).chunk(2)[0],
         lambda z, x, y: z.reshape(len(x), 8),
+        lambda z, x, y: (z * noise(z).cumsum(0)).chunk(2)[0],
+        lambda z, x, y: (z * noise(z).view(-1, 2).cumsum_(1).view(-1, 1)).chunk(2)[0],
     ],
 )
 def test_other_uses_of_stacked_batches_are_not_joined(

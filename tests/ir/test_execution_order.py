@@ -6,7 +6,7 @@ import pytest
 
 import pipecompile as pc
 from pipecompile.ir import HOST, Instruction, Kind, Op, Route
-from pipecompile.ir.execution_order import frees_after, in_turn, may_join_backward, merged
+from pipecompile.ir.execution_order import _Merge, frees_after, in_turn, may_join_backward, merged
 from pipecompile.passes import lower
 
 
@@ -64,6 +64,26 @@ def test_with_a_stage_per_device_forwards_run_micro_batch_by_micro_batch(
     for d, i in order:
         assert {(d, one) for one in program.rows[d][i].reads} <= defined
         defined |= {(d, one) for one in program.rows[d][i].writes}
+
+
+def test_a_device_that_waits_is_asked_again_only_after_a_message_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each instruction asked all devices anew: with many values between stages, the waiting ones were most of the time of a first step."""
+    calls: list[int] = []
+    asked = _Merge.ready_index
+
+    def counted(merge: _Merge, device: int) -> int | None:
+        calls.append(device)
+        return asked(merge, device)
+
+    monkeypatch.setattr(_Merge, "ready_index", counted)
+    program = lower(
+        pc.build_schedule("gpipe", 5, 3), [Route(f"v{i}{s}", s, (s + 1,)) for s in range(4) for i in range(9)]
+    )
+    sends = sum(instruction.op is Op.SEND for row in program.rows for instruction in row)
+
+    order = in_turn(program)
+
+    assert len(calls) <= program.n_devices + len(order) + sends
 
 
 def test_a_schedule_may_run_stages_out_of_order_where_no_value_asks_for_it() -> None:

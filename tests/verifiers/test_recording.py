@@ -221,6 +221,24 @@ class Noticing(nn.Module):
         return self.layer(x * 2 if isinstance(x, FakeTensor) else x)
 
 
+class Masked(nn.Module):
+    """Makes a mask under fake tensors alone, which its layer cannot take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        at = torch.full((1,), 9) if isinstance(x, FakeTensor) else torch.arange(3)
+        return self.layer(x).index_select(1, at)
+
+
+def test_a_recording_that_raises_where_the_model_noticed_it_names_the_line_that_noticed() -> None:
+    pipe = pc.compile(Masked(), 1, example_args=(torch.randn(4, 4),), loss_fn=torch.mean, cost="analytic")
+    with pytest.raises(MismatchError, match=r"(?s)the model does not: .*test_recording.py:\d+ in Masked.forward"):
+        pipe.step(torch.randn(4, 4))
+
+
 def test_a_model_that_notices_its_recording_is_refused_with_the_line_that_noticed() -> None:
     pipe = pc.compile(Noticing(), 1, example_args=(torch.randn(4, 4),), loss_fn=torch.sum, cost="analytic")
     with pytest.raises(
