@@ -172,7 +172,9 @@ class RunError(PipecompileError):
 
 
 class PartitionWarning(UserWarning):
-    """Warning that the time limit ended before the cut was proven optimal, with the gap that remains, or that figures are of another cut."""
+    """Warning that the time limit ended before the cut was proven optimal, with the gap that remains; that stages have no operations; or that
+    figures are of another cut.
+    """
 
 
 class RecordingWarning(UserWarning):

@@ -4,8 +4,10 @@
     waits(s)            = what of after(s) the k(s) further micro-batches in flight on s cannot fill, k(s) stages being after it:
                           max(0, after - k * forward of s) at the begin, max(0, after - k * backward of s) at the end, at most after
                           (without a limit of memory: all stages of a higher number)
+    trips(s)            = floor((M - 1) / h(s)) + 1 times from stage s to the end and back, h(s) micro-batches being in flight on s,
+                          and a forward for each micro-batch that is left over
     through(a, b)       = seconds of the longest path that the transfers from stage a to b are on, forward and back
-    step                = max over s of         before(s) + waits(s) + M * compute of the device of s
+    step                = max over s of         before(s) + max(waits(s) + M * compute of the device of s, trips(s))
                               and over (a, b)   through(a, b) + (M - 1) * transfers between these devices, one way
 
 The estimate is that of 1F1B. It orders cuts; a simulation under the schedule that will run decides between the best of
@@ -82,14 +84,15 @@ class StepObjective:
 
     def _end(self, s: int, walk: _StagePaths, work: float) -> float:
         """Return the seconds of the step if stage `s` alone decided. `work` is that of its device for a micro-batch."""
-        chain = len(self.placement) - 1 - s
+        chain = len(self.placement) - 1 - s  # stages of a higher number
         depth = walk.depth[s] if self.machine.has_memory_limit else chain
         after, forward, time = walk.after[s], walk.forward[s], walk.times[s]
         waits = max(0.0, after - depth * forward) + max(0.0, after - depth * (time - forward))
         even = time + min(after, waits) + (self.microbatches - 1) * work
         held = depth + 1 + max(0, round(self.machine.in_flight[s]) - chain - 1)
-        rounds, rest = divmod(self.microbatches - 1, held)
-        return walk.before[s] + max(even, (rounds + 1) * (walk.path[s] + after) + rest * forward)
+        more, rest = divmod(self.microbatches - 1, held)
+        trips = (more + 1) * (walk.path[s] + after) + rest * forward
+        return walk.before[s] + max(even, trips)
 
     def _link_ends(self, edges: list[Edge], walk: _StagePaths) -> list[float]:
         """Return the seconds of the step if one link alone decided, for every pair of stages with transfers."""

@@ -27,7 +27,13 @@ from pipecompile.planning.cost_table import CostTable, MeasuredCosts, samples_of
 from pipecompile.planning.draft import Draft, by_depth, make_draft, peak_in_flight, plan_of
 from pipecompile.planning.infeasible_hint import with_enough_stages
 from pipecompile.planning.schedule_choice import search_schedule
-from pipecompile.planning.solve_cut import bottleneck_without_constraints, memory_excess, solve_cut, warn_of_gap
+from pipecompile.planning.solve_cut import (
+    bottleneck_without_constraints,
+    memory_excess,
+    solve_cut,
+    warn_of_empty_stages,
+    warn_of_gap,
+)
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Planned", "check_stage_count", "make_plan", "make_problem", "planned"]
@@ -114,6 +120,7 @@ def planned(
     considered: Considered | None = None,
 ) -> Planned:
     """Return the draft as a plan. `problem` has no constraints of the user: its bottleneck shows what those cost."""
+    warn_of_empty_stages(draft.partition.stage_of, options)
     unforced = bottleneck_without_constraints(graph, problem, draft.partition, options) if options.steering else None
     plan = plan_of(graph, draft, costs.model, options, unforced=unforced, considered=considered, samples=samples)
     return Planned(plan, draft.problem, samples)

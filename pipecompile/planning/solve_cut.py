@@ -32,7 +32,14 @@ from pipecompile.partitioners.verify import memory_text
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["bottleneck_without_constraints", "memory_excess", "solve_cut", "tied_groups", "warn_of_gap"]
+__all__ = [
+    "bottleneck_without_constraints",
+    "memory_excess",
+    "solve_cut",
+    "tied_groups",
+    "warn_of_empty_stages",
+    "warn_of_gap",
+]
 
 _log = logging.getLogger("pipecompile.partition")
 
@@ -144,6 +151,19 @@ def warn_of_gap(cut: Partition, options: Options) -> None:
         warn(
             f"the search ended, by its time limit or Ctrl-C, before the cut was proven to be the best: its slowest stage is at most "
             f"{cut.gap:.2%} above the least there can be. More than time_limit={options.time_limit:g} seconds may close this",
+            PartitionWarning,
+        )
+
+
+def warn_of_empty_stages(stage_of: Mapping[str, int], options: Options) -> None:
+    """Warn of stages without operations, unless the user steers the cut: their devices wait, and their ranks have no parameters."""
+    used = set(stage_of.values())
+    empty = [str(stage) for stage in range(options.n_stages) if stage not in used]
+    if empty and not options.steering:
+        verb = "has" if len(empty) == 1 else "have"
+        warn(
+            f"stage {', '.join(empty)} of {options.n_stages} {verb} no operations: by the cost model, values take longer to travel there than "
+            f"they save. bandwidth= says how fast links are, in bytes a second; n_stages={len(used)} leaves no device without work",
             PartitionWarning,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -124,3 +125,15 @@ def test_a_pipeline_of_forwards_has_the_bound_of_forwards() -> None:
     plan = compiled(Towers(3), 4, schedule="forward").plan
     assert plan.step is not None
     assert plan.step.lower_bound <= plan.step.seconds
+
+
+def test_stages_without_operations_are_warned_of() -> None:
+    def far_apart(**keywords: Any) -> pc.Pipeline:
+        return compiled(layers(4), 4, bandwidth=1e3, **keywords)
+
+    with pytest.warns(pc.PartitionWarning, match="of 4 have no operations") as caught:
+        far_apart()
+    assert "n_stages=1 leaves no device without work" in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pc.PartitionWarning)
+        far_apart(balance=[1, 1, 1, 1])
