@@ -86,6 +86,7 @@ def _tied(graph: fx.GraphModule, *, copies: bool) -> tuple[nx.Graph[str], list[t
     _tie_stateful_modules(graph, nodes, ties)
     _tie_gradients(nodes, ties)
     _tie_kept_gradients(nodes, ties)
+    _tie_left_values(nodes, ties)
     copied: list[tuple[str, str]] = []
     writes = _tie_writes(graph, nodes, ties, copied if copies else None)
     return ties, [*writes, *_tie_draws(nodes, ties)], copied
@@ -163,6 +164,14 @@ def _tie_kept_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
             same = [one for one in nodes if value_of(one) is value]  # also what operations in place return
             leaving = [user for one in same for user in one.users if value_of(user) is None and user is not node]
             _tie(ties, [*same, node, *leaving], f"{_place(node)} keeps the gradient")
+
+
+def _tie_left_values(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
+    """Tie what leaves a tensor on the model to the operation that makes the tensor: another stage would leave a copy without its graph."""
+    made = set(nodes)
+    for node in nodes:
+        if hasattr(node.target, "place") and len(sources := made.intersection(node.all_input_nodes)) == 1:
+            _tie(ties, (*sources, node), f"{_place(node)} leaves the tensor on the model")
 
 
 def differentiated(call: fx.Node, nodes: Sequence[fx.Node]) -> list[fx.Node]:

@@ -16,7 +16,7 @@ from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 
-__all__ = ["fill_empty_stages"]
+__all__ = ["divided", "fill_empty_stages"]
 
 _SLACK = 1 + 1e-9
 """Factor by which the bottleneck may grow: rounding."""
@@ -47,7 +47,7 @@ def _with_one_filled(
     if not divisible:
         return None
     for empty in (s for s in range(len(machine)) if s not in sizes):
-        for candidate in _divided(assignment, empty, divisible):
+        for candidate in divided(assignment, empty, divisible):
             if monotonic() > deadline:
                 return None
             pinned = all(candidate[cluster] in pins for cluster, pins in clusters.pins.items())
@@ -56,7 +56,7 @@ def _with_one_filled(
     return None
 
 
-def _divided(assignment: list[int], empty: int, divisible: Sequence[int]) -> Iterator[list[int]]:
+def divided(assignment: list[int], empty: int, divisible: Sequence[int]) -> Iterator[list[int]]:
     """Yield the cuts in which a stage is divided, nearest first; stages between it and the empty one shift by one."""
     for divided in sorted(divisible, key=lambda s: (abs(s - empty), s)):
         members = [cluster for cluster, s in enumerate(assignment) if s == divided]

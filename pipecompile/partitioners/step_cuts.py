@@ -12,6 +12,7 @@ stage, or that another stage waits for. The search ends after a fixed amount of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -23,6 +24,7 @@ from pipecompile.partitioners.constraints import StageRanges, stage_ranges
 from pipecompile.partitioners.contraction import contract_branches
 from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.strategy import candidate_orders
+from pipecompile.partitioners.rebalance import divided
 from pipecompile.partitioners.short_cuts import add_short_cuts
 from pipecompile.partitioners.sliding_cuts import sliding_cuts
 from pipecompile.partitioners.stage_paths import carry, is_legal, path_moves, stage_edges
@@ -90,6 +92,20 @@ def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRange
     return _sorted(
         {tuple(cut): every[tuple(cut)] for cut in islice(_different(objective, chosen + _sorted(every)), most)}
     )
+
+
+def _filled(objective: StepObjective, cut: list[int], ranges: StageRanges | None, used: int) -> list[int]:
+    """Return the cut with so many stages in use: a part of another stage goes to an empty one, where that lengthens the step least."""
+    while len(set(cut)) < used:
+        sizes = Counter(cut)
+        divisible = [stage for stage, size in sizes.items() if size > 1]
+        empty = [stage for stage in range(len(objective.placement)) if stage not in sizes]
+        others = (each for stage in empty for each in divided(cut, stage, divisible))
+        legal = [each for each in others if is_legal(objective.clusters, ranges, each)]
+        if not legal:
+            break
+        cut = min(legal, key=objective.score)
+    return cut
 
 
 def _visits(objective: StepObjective) -> int:

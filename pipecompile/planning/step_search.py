@@ -42,7 +42,7 @@ _WORTH = 0.01
 """Share of the step that a shorter path of stages must be able to save before other cuts are searched."""
 
 _SMALL = 32
-"""Clusters up to which a graph is small: other cuts are always searched."""
+"""Clusters up to which a graph is small: other cuts into three stages or more are always searched."""
 
 _CLIMB = 96
 """Cuts at most that are simulated one move from the best."""
@@ -104,15 +104,22 @@ class _StepSearch:
 
     @property
     def may_pay(self) -> bool:
-        """Whether other cuts are worth a search: the graph is small, or the path of stages or the slowest device could be shorter."""
+        """Whether other cuts are worth a search: the graph is small, or the path of stages or the slowest device could be shorter.
+
+        Two stages are a chain: their path is what it is.
+        """
         from pipecompile.partitioners.sliding_cuts import least_work
 
-        return self.is_small or self.objective.can_save(self.start, _WORTH, least_work(self.objective, self.ranges))
+        if self.is_small:
+            return True
+        least = least_work(self.objective, self.ranges)
+        is_uneven = least < max(self.objective.work(self.start)) * (1 - _WORTH)
+        return (is_uneven or self.options.n_stages > 2) and self.objective.can_save(self.start, _WORTH, least)
 
     @property
     def is_small(self) -> bool:
-        """Whether the graph has so few clusters that other cuts are always searched."""
-        return len(self.clusters) <= _SMALL
+        """Whether the graph has so few clusters, and so many stages, that other cuts are always searched."""
+        return len(self.clusters) <= _SMALL and self.options.n_stages > 2
 
     def run(self) -> None:
         """Simulate the cuts that the partitioner proposes, then cuts one move from the best as long as one is shorter."""
@@ -136,14 +143,13 @@ class _StepSearch:
         return step_seconds(draft, schedule, self.options)
 
     def _try(self, cut: list[int]) -> bool:
-        """Simulate a cut. Return whether it is the best so far: it fits the memory and is shortest, by `_WORTH` if it leaves more stages empty."""
-        if tuple(cut) in self.seen:
+        """Simulate a cut. Return whether it is the best so far: it leaves no more stages empty, fits the memory, and is shortest."""
+        if tuple(cut) in self.seen or len(set(cut)) < len(set(self.start)):
             return False
         self.seen.add(tuple(cut))
         self.tried += 1
         other = self._draft(self.clusters.stage_by_node(cut))
-        gain = _WORTH if len(set(cut)) < len(set(self.best_cut)) else GAP
-        if other is None or (seconds := self.seconds(other)) >= self.best_seconds * (1 - gain):
+        if other is None or (seconds := self.seconds(other)) >= self.best_seconds * (1 - GAP):
             return False
         self.best, self.best_cut, self.best_seconds = other, cut, seconds
         return True

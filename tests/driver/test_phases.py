@@ -56,10 +56,7 @@ def test_all_phases_run_in_order_and_later_calls_keep_the_decision() -> None:
     assert first.log.lines["split"] == "2 stages, 3 routes"
     assert backend.calls[0] == (2, (2,))
     assert backend.calls[1].plan is first.plan is decision.plan
-    assert [stage.nodes for stage in first.stages] == [
-        ("_0", "_1", "_2"),
-        ("_3",),
-    ]  # the first layer has no gradient to pass on
+    assert [stage.nodes for stage in first.stages] == [("_0", "_1"), ("_2", "_3")]
     assert (first.inputs, first.stage_devices) == (("input_1",), (torch.device("cpu"),) * 2)
     later, same = compiled(model.eval(), decision=decision, backend=backend)
     assert list(later.log.lines) == ["record", "prepare", "split", "place"]

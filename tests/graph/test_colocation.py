@@ -151,6 +151,17 @@ def test_a_tensor_whose_gradient_is_kept_is_left_by_the_stage_that_makes_it():
     assert group == ("a", "retain_grad", "keep")
 
 
+def leaves_a_loss(self: Body, x: torch.Tensor) -> torch.Tensor:
+    hidden = self.a(x)
+    self.aux = hidden.square()
+    return self.b(hidden)
+
+
+def test_a_tensor_that_is_left_on_the_model_is_left_by_the_stage_that_makes_it():
+    (group,) = compute_ties(trace(Body(leaves_a_loss), torch.randn(2, 4))).groups
+    assert group == ("square", "keep")
+
+
 def keeps_and_writes(self: Body, x: torch.Tensor) -> torch.Tensor:
     hidden = self.a(x)
     hidden.retain_grad()

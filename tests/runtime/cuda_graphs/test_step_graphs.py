@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,7 +221,9 @@ def test_stages_on_several_devices_are_captured_one_by_one() -> None:
 
 def test_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_is_on_ranks", lambda *_: True)
-    monkeypatch.setattr(compiling.RankMesh, "of", lambda _: SimpleNamespace(devices=["cpu"] * 2, shards=1))
+    monkeypatch.setattr(
+        compiling.RankMesh, "of", lambda _: SimpleNamespace(devices=["cpu"] * 2, shards=1, as_devices=nullcontext)
+    )
     with pytest.raises(
         pc.InputError, match=r'(?s)cuda_graphs="step" is given on ranks.*in the middle.*cuda_graphs=True'
     ):
