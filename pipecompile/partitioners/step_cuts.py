@@ -38,7 +38,7 @@ _CAPS = (0.25, 0.5, 1.0, 1.3)
 _BLOCK = 0.25
 """Seconds of a region that is contracted, as a multiple of the mean work of a stage."""
 
-_WORK = 400_000
+_WORK = 4_000_000
 """Clusters and arcs that all moves of a search may visit."""
 
 _SLACK = 1 - 1e-6
