@@ -87,7 +87,7 @@ def _orders(own: Order, devices: Sequence[int]) -> Iterator[Order]:
     for p, m in sorted({(p, m) for p in devices for m in (*_MICROBATCHES, own.microbatches)}):
         is_own = (p, m) == (own.devices, own.microbatches)
         if p * m <= (_MOST_OF_OWN if is_own else _MOST):
-            yield from (order for order in _catalogue(p, m) if _key(order) != _key(own))
+            yield from (order for order in _catalogue(p, m, tuple(CATALOGUE)) if _key(order) != _key(own))
 
 
 def _key(order: Order) -> tuple[str, int, int, int]:
@@ -95,10 +95,11 @@ def _key(order: Order) -> tuple[str, int, int, int]:
 
 
 @lru_cache(maxsize=64)
-def _catalogue(n_devices: int, n_microbatches: int) -> tuple[Order, ...]:
-    """Return every schedule at one stage per device, or at two for schedules that gain by several stages per device."""
+def _catalogue(n_devices: int, n_microbatches: int, names: tuple[str, ...]) -> tuple[Order, ...]:
+    """Return every schedule of these names at one stage per device, or at two for schedules that gain by several stages per device."""
     orders = []
-    for name, entry in CATALOGUE.items():
+    for name in names:
+        entry = CATALOGUE[name]
         chunks = entry.chunks or (1 if name == "gpipe" else 2)
         if not entry.compared:
             continue

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +12,7 @@ from pipecompile.graph.stages import routes
 from pipecompile.ir import Schedule
 from pipecompile.ir.what_if import Order, RouteCosts, StageCosts
 from pipecompile.planning.alternatives import unit_what_if, what_if
-from pipecompile.schedules import build_schedule
+from pipecompile.schedules import CATALOGUE, build_schedule
 from pipecompile.simulation.simulator import simulate
 
 
@@ -83,3 +86,16 @@ def test_a_step_that_is_long_leaves_room_for_few_others():
     assert all(order.devices * order.microbatches <= 256 for order in found.orders[1:])
     assert len(found.orders) > 100
     assert simulate(Schedule.from_csv(found.own.csv)).makespan > 0
+
+
+def test_a_schedule_that_is_registered_later_is_among_them_and_one_that_is_gone_is_not():
+    def names():
+        return {order.name for order in unit_what_if(build_schedule("1f1b", 4, 8)).orders}
+
+    before = names()
+    with patch.dict(CATALOGUE):
+        pc.register_schedule(
+            "mine", lambda n, m, p: replace(build_schedule("gpipe", n, m, n_devices=p), name="mine"), chunks=1
+        )
+        assert names() == before | {"mine"}
+    assert names() == before
