@@ -47,7 +47,7 @@ def sliding_cuts(objective: StepObjective, ranges: StageRanges | None, most: int
     if not any(flow.time for flow in clusters.flows) or len(clusters) > BLOCK:
         return []
     starts = [_Sliding(objective, ranges, order, cut) for order, cut in _ordered_cuts(objective, ranges)]
-    share = _WORK // (len(clusters) + len(clusters.arcs) + len(clusters.flows)) // max(1, len(starts))
+    share = _WORK // objective.visits // max(1, len(starts))
     found = {tuple(each.cut_after(share)): each.seconds for each in starts}
     return [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))[:most]]
 

@@ -80,18 +80,17 @@ def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRange
     """Return up to `most` different cuts, the shortest estimated step first, some of every kind. `start` is a legal cut."""
     slid, contracted = sliding_cuts(objective, ranges, _SLID), list(_contracted_cuts(objective))
     starts: list[list[list[int]]] = [[list(start)], slid, contracted]
-    share = _WORK // _visits(objective) // sum(map(len, starts))
+    share = _WORK // objective.visits // sum(map(len, starts))
     kinds = [_improved(objective, cuts, ranges, share) for cuts in starts]
     kinds.append(_kicked(objective, ranges, _merged(kinds)))
     every = _merged(kinds)
     if not add_short_cuts(objective, ranges, every, _ALIKE * most, _VISITS // len(objective.placement)):
-        moves = min(_MOVES, _ANNEALING // _visits(objective))
+        moves = min(_MOVES, _ANNEALING // objective.visits)
         kinds.append(annealed_cuts(objective, _sorted(every)[0], ranges, moves, _ALIKE * most))
         every = _merged([*kinds, every])
     chosen = [cut for kind in kinds for cut in islice(_different(objective, _sorted(kind)), most // (len(kinds) + 1))]
-    return _sorted(
-        {tuple(cut): every[tuple(cut)] for cut in islice(_different(objective, chosen + _sorted(every)), most)}
-    )
+    filled = [_filled(objective, cut, ranges, len(set(start))) for cut in chosen + _sorted(every)[:most]]
+    return _sorted({tuple(cut): objective.score(cut) for cut in islice(_different(objective, filled), most)})
 
 
 def _filled(objective: StepObjective, cut: list[int], ranges: StageRanges | None, used: int) -> list[int]:
@@ -106,12 +105,6 @@ def _filled(objective: StepObjective, cut: list[int], ranges: StageRanges | None
             break
         cut = min(legal, key=objective.score)
     return cut
-
-
-def _visits(objective: StepObjective) -> int:
-    """Return how much of the graph an estimate visits."""
-    clusters = objective.clusters
-    return len(clusters) + len(clusters.arcs) + len(clusters.flows)
 
 
 def _merged(kinds: Sequence[Estimates]) -> Estimates:
@@ -145,7 +138,7 @@ def _different(objective: StepObjective, cuts: Sequence[list[int]]) -> Iterator[
 def _kicked(objective: StepObjective, ranges: StageRanges | None, found: Estimates) -> Estimates:
     """Return further cuts: leave the best by two random moves, and improve again; the same moves at every call."""
     draw, graph, kicked = Random(0), adjacency(objective.clusters), dict[tuple[int, ...], Score]()
-    for _ in range(min(_KICKS, _WORK // _visits(objective) // _NEAR)):
+    for _ in range(min(_KICKS, _WORK // objective.visits // _NEAR)):
         cut = _sorted(_merged([found, kicked]))[0]
         for _ in range(2):
             moves = list(islice(_moves(objective, cut, ranges, graph), _NEAR))

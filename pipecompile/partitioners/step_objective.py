@@ -70,6 +70,11 @@ class StepObjective:
         object.__setattr__(self, "_columns", (times, forward))
         object.__setattr__(self, "_arrays", CutArrays.of(self.clusters, self.machine, self.placement))
 
+    @property
+    def visits(self) -> int:
+        """The clusters, arcs and flows that an estimate visits."""
+        return len(self.clusters) + len(self.clusters.arcs) + len(self.clusters.flows)
+
     def score(self, assignment: Sequence[int]) -> Score:
         """Return the estimate for a stage per cluster; infinite if a device has too little memory. O(clusters + arcs + flows)."""
         if self.machine.has_memory_limit and bottleneck(self.clusters, self.machine, assignment) == inf:

@@ -23,7 +23,7 @@ SLOW_PATH = (
     "torch.backends.mha.set_fastpath_enabled(False), with which the model computes what its recording computes; "
     "check=False goes on with the recording as it is"
 )
-"""What makes both equal."""
+"""Advice that makes both equal."""
 
 
 def may_take_fast_path(model: nn.Module, *, with_grad: bool) -> bool:

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given, settings
 from partitioners.oracle import brute_force, legal_assignments, problems
 
-from pipecompile.partitioners import Node, Problem, partition
+from pipecompile.partitioners import Node, Problem, Tensor, partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.constraints import stage_ranges
 from pipecompile.partitioners.machine import Machine
@@ -83,3 +83,14 @@ def test_a_cut_that_no_move_reaches_is_found_in_a_small_graph():
     every = ([stage_of[names[0]] for names in clusters.members] for stage_of in legal_assignments(problem, 3))
     best = min(objective.score(each) for each in every)
     assert objective.score(step_cuts(objective, start, None, 4)[0])[0] <= best[0] * (1 + 1e-9)
+
+
+def test_a_cut_uses_as_many_stages_as_the_start_where_fewer_are_shorter():
+    names = [f"n{i}" for i in range(6)]
+    pairs = tuple(zip(names, names[1:], strict=False))
+    problem = Problem(
+        tuple(Node(name, 1.0, forward=0.4) for name in names), pairs, tuple(Tensor(a, (b,), 50.0) for a, b in pairs)
+    )
+    objective = StepObjective(coarsen(problem), Machine.of(problem, 3), (0, 1, 2), 8)
+    assert objective.score([0] * 6) < objective.score([0, 0, 1, 1, 2, 2])
+    assert all(len(set(cut)) == 3 for cut in step_cuts(objective, [0, 0, 1, 1, 2, 2], None, 8))
