@@ -52,7 +52,9 @@ def test_a_recomputation_draws_what_a_forward_drew_that_no_trial_has_seen_draw()
 
 
 def test_another_order_of_draws_is_a_warning() -> None:
-    *_, texts = stepped(n_stages=4, schedule="interleaved", devices=["cpu"] * 2)
+    *_, texts = stepped(
+        n_stages=4, schedule="interleaved", devices=["cpu"] * 2, pin={"2": 1, "5": 3}
+    )  # the draws of two chunks
     assert any("random numbers are drawn in stages" in text for text in texts)
 
 
