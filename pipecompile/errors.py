@@ -248,7 +248,7 @@ _TABLE = (
     ErrorCode("PC112", "a part kept whole returned another kind of result than while recording, or wrote another tensor",
               "Python code of the model has decided by the result of the recording",
               "compile with an example that is typical of the data; for lists of numbers that differ in every call, as of a decoder, return"
-              " tensors, or call the model itself: pipe.model(x)"),
+              " tensors, or call the model itself: pipe.model(x), on several ranks after pipe.model.load_state_dict(pipe.full_state_dict())"),
     ErrorCode("PC113", "the forward reads a gradient, or runs a backward that accumulates one",
               "gradients of earlier calls exist only when the model runs",
               "torch.autograd.grad(...) returns gradients and accumulates none; code that must read .grad belongs after the step"),

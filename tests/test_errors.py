@@ -168,3 +168,8 @@ def test_a_warning_has_the_line_of_the_caller() -> None:
     line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
     (one,) = caught
     assert (one.filename, one.lineno) == (__file__, line)
+
+
+def test_an_advice_to_call_the_model_itself_says_what_ranks_do_first() -> None:
+    """On ranks the model has the trained weights of its own stages alone, and would compute with outdated ones."""
+    assert "pipe.model.load_state_dict(pipe.full_state_dict())" in CODES["PC112"].hint

@@ -26,21 +26,25 @@ def check_untransformed(leaves: Iterable[Any], parameters: Callable[[], Iterable
         raise InputError(
             "a pipeline is called inside of torch.jit.trace",
             why=_RECORDS_ITSELF,
-            hint="torch.jit.trace(pipe.model, ...)",
+            hint=f"torch.jit.trace(pipe.model, ...){_ON_RANKS}",
         )
     if transform_stack() is not None:
         raise InputError(
             "a pipeline is called inside of a transform of torch.func (grad, vmap, jvp, functional_call in one of them)",
             why="its stages run on plain tensors, which the transform does not see",
-            hint="pipe(x).backward() or torch.autograd.grad(pipe(x).sum(), x); or pipe.model inside of the transform",
+            hint="pipe(x).backward() or torch.autograd.grad(pipe(x).sum(), x); or pipe.model inside of the transform"
+            f"{_ON_RANKS}",
         )
     if dual_level() >= 0 and any(map(_has_tangent, (*leaves, *parameters()))):
         raise InputError(
             "an input or a parameter has a tangent: forward-mode differentiation of a pipeline",
             why="its stages run on plain tensors, and the result would have no tangent",
-            hint="pipe.model(x), the model itself",
+            hint=f"pipe.model(x), the model itself{_ON_RANKS}",
         )
 
+
+_ON_RANKS = "; on several ranks after pipe.model.load_state_dict(pipe.full_state_dict())"
+"""What precedes a use of the model itself on ranks, each of which has the trained weights of its own stages alone."""
 
 _RECORDS_ITSELF = "a pipeline records and runs its stages itself, which cannot be recorded once more"
 

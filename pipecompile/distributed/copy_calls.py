@@ -21,7 +21,7 @@ __all__ = ["COPY_CALLS", "equal_rows_of_copies", "other_modes", "rows_of_copies"
 COPY_CALLS = ("pipe.step", "pipe.evaluate", "pipe.sum_over_copies", "pipe.clip_grad_norm_")
 """The calls by which copies exchange something."""
 
-_WIDTH = 9
+_WIDTH = 10
 """Numbers that a call may add."""
 
 

@@ -23,6 +23,7 @@ from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.failure_report import Disagreement
 from pipecompile.distributed.gradient_reduction import GradientReduction, LossOfBatch, Parameters
 from pipecompile.distributed.sharded_parameters import ShardedParameters
+from pipecompile.distributed.state_of_copies import StateOfCopies
 from pipecompile.distributed.weights_of_copies import WeightsOfCopies
 from pipecompile.errors import InputError
 from pipecompile.torch_private.dtensors import local
@@ -39,7 +40,7 @@ class Replicas:
     `loss_weights` has the ids of the parameters that the loss uses, as far as is known.
     `needs_one_program` returns why copies cannot run different programs; "" if they can. With `keeps_earlier`, gradients of earlier steps
     keep their values until the caller adds the new sums to them. `parts` are what the parts of the batch of all replicas count, and `unit`
-    in what, in the last step that had begun. `weights` compares the values of parameters.
+    in what, in the last step that had begun. `weights` compares the values of parameters, `state` what else a step reads.
     """
 
     def __init__(self, group: CollectiveGroup | None, shards: ShardedParameters) -> None:
@@ -49,7 +50,7 @@ class Replicas:
         self.modes = ""
         self.keeps_earlier, self.unit = False, "samples"
         self.parts: tuple[float, ...] = ()
-        self.weights = WeightsOfCopies()
+        self.weights, self.state = WeightsOfCopies(), StateOfCopies()
         self._step: GradientReduction | None = None
 
     @property
@@ -116,7 +117,7 @@ class Replicas:
         """
         if self._step is None:
             return
-        self._step.agree(program, self.modes, self.weights)
+        self._step.agree(program, self.modes, self.weights, self.state)
         self.parts, self.unit = self._step.parts, self._step.unit
         if self.is_unlike and (why := self.needs_one_program()):
             raise Disagreement(

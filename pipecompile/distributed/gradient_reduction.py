@@ -15,6 +15,7 @@ from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
 from pipecompile.distributed.copy_calls import other_modes, rows_of_copies
 from pipecompile.distributed.failure_report import Disagreement, StageDisagreement
 from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place
+from pipecompile.distributed.state_of_copies import StateOfCopies
 from pipecompile.distributed.weights_of_copies import WeightsOfCopies, shortened
 from pipecompile.errors import RunError
 from pipecompile.torch_private.dtensors import gradient_of, like, local
@@ -27,9 +28,9 @@ Parameters = Callable[[], Iterator[nn.Parameter]]
 LossOfBatch = Callable[[torch.Tensor | None], torch.Tensor]
 """A function from the loss of this replica, None without samples, to the loss of the whole batch."""
 
-_WEIGHT, _FLOOR, _PROGRAM, _UNIT, _RUNS, _MODES, _TRAINED, _STEP, _WEIGHTS = range(9)
+_WEIGHT, _FLOOR, _PROGRAM, _UNIT, _RUNS, _MODES, _TRAINED, _STEP, _WEIGHTS, _STATE = range(10)
 """Places of the row of a replica: what it counts, the least divisor, digests, whether it has samples, digests, a number of its steps and
-a digest of its weights.
+digests of its weights and of what else it reads.
 """
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -59,16 +60,15 @@ class GradientReduction:
         """The parameters that every replica has whole; read when the step runs, since a first step places them."""
         return tuple(self.parameters())
 
-    def agree(self, program: str | None, modes: str, weights: WeightsOfCopies) -> None:
+    def agree(self, program: str | None, modes: str, weights: WeightsOfCopies, state: StateOfCopies) -> None:
         """Compare the program, whose order is that of the buckets, and compute `share` from the samples of all replicas.
 
         `program` is None on a replica without samples. `modes` are those in which the step runs, in words. `weights` compares the
-        values of the parameters.
+        values of the parameters, `state` what else is read.
         """
         own = [self.samples or 0.0, self.floor, _digest(program or ""), _digest(self.unit), float(program is not None)]
-        rows = rows_of_copies(
-            self.group, "pipe.step", [*own, _digest(modes), _digest(self._trained), *weights.row(self.whole)]
-        )
+        own += [_digest(modes), _digest(self._trained), *weights.row(self.whole), state.digest() if program else 0.0]
+        rows = rows_of_copies(self.group, "pipe.step", own)
         if len({row[_MODES] for row in rows}) > 1:
             raise other_modes(self.group, modes)
         running = [row for row in rows if row[_RUNS]]
@@ -78,6 +78,7 @@ class GradientReduction:
         if len({row[_TRAINED] for row in rows}) > 1:
             raise self._other_parameters(weights)
         weights.compare(self.group, [(row[_STEP], row[_WEIGHTS]) for row in rows], self.whole)
+        state.compare(self.group, [row[_STATE] for row in rows])
         if program is None:
             self.share = 0.0
         elif self.samples is not None:

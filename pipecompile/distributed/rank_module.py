@@ -55,6 +55,7 @@ class RankModule(Pipeline):
         self.__dict__["replicas"] = self._backend.replicas  # the model may have an attribute of this name
         self.replicas.weights.named = lambda: chain(model.named_parameters(), model.named_buffers())
         self.replicas.weights.buffers = ConstantBuffers(model, lambda: self._cache.entries, self._is_here)
+        self.replicas.state.follow(model, lambda: self._cache.entries)
         self._lockstep: Lockstep = self._backend.lockstep
         is_alone, named = len(ranks.members) == 1, lambda: self.named_parameters() if self._cache else ()
         self._updates = WeightUpdates(named, ranks.size, is_alone=is_alone)

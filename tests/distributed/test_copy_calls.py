@@ -28,19 +28,19 @@ class Beside(CollectiveGroup):
 
 
 def test_the_numbers_of_all_copies_are_returned() -> None:
-    assert rows_of_copies(Beside([3.0, 4.0, *[0.0] * 8]), "pipe.step", [1.0, 2.0]) == [[1.0, 2.0], [3.0, 4.0]]
+    assert rows_of_copies(Beside([3.0, 4.0, *[0.0] * 9]), "pipe.step", [1.0, 2.0]) == [[1.0, 2.0], [3.0, 4.0]]
 
 
 @pytest.mark.parametrize("call", COPY_CALLS[1:])
 def test_another_call_of_a_copy_is_an_error_with_both(call: str) -> None:
     with pytest.raises(PlanError, match=f"copy 0: {call}; copy 1: pipe.step"):
-        rows_of_copies(Beside([8.0, 0, 0, 0, 1.0, *[0.0] * 5]), call)
+        rows_of_copies(Beside([8.0, 0, 0, 0, 1.0, *[0.0] * 6]), call)
 
 
 def test_copies_that_clip_otherwise_are_told() -> None:
-    equal_rows_of_copies(Beside([1.0, 2.0, *[0.0] * 7, 3.0]), "pipe.clip_grad_norm_", [1.0, 2.0])
+    equal_rows_of_copies(Beside([1.0, 2.0, *[0.0] * 8, 3.0]), "pipe.clip_grad_norm_", [1.0, 2.0])
     with pytest.raises(PlanError, match="copy 0: 1, 2; copy 1: 3, 2"):
-        equal_rows_of_copies(Beside([3.0, 2.0, *[0.0] * 7, 3.0]), "pipe.clip_grad_norm_", [1.0, 2.0])
+        equal_rows_of_copies(Beside([3.0, 2.0, *[0.0] * 8, 3.0]), "pipe.clip_grad_norm_", [1.0, 2.0])
 
 
 @pytest.mark.timeout(700)

@@ -64,6 +64,11 @@ class StateGuards:
         self.fetch = StateFetch(self._state, recorded.lifted)
 
     @property
+    def state(self) -> ReadState:
+        """The state that the recording read. It is another object once equal values were taken over."""
+        return self._state
+
+    @property
     def risks(self) -> dict[str, str]:
         """The state that the recording read and whose changes are not noticed: by label, the reason."""
         return self._state.risks
