@@ -18,8 +18,9 @@ from torch import fx, nn
 from pipecompile.graph.cut_transfer import fingerprint, node_lines
 from pipecompile.ir.units import counted
 from pipecompile.torch_private import pytree
+from pipecompile.tracing.node_facts import facts
 
-__all__ = ["graph_identity"]
+__all__ = ["graph_identity", "graph_parts"]
 
 
 def graph_identity(graph: fx.GraphModule, *, with_numbers: bool, constants: bool = True) -> str:
@@ -33,6 +34,30 @@ def graph_identity(graph: fx.GraphModule, *, with_numbers: bool, constants: bool
         f"{counted(len(nodes), 'node')} (fingerprint {fingerprint(nodes)}, layers and shapes {fingerprint(layers)[:8]}, "
         f"constants {fingerprint(leaves)[:8]})"
     )
+
+
+def graph_parts(graph: fx.GraphModule, *, with_numbers: bool) -> dict[str, str]:
+    """Return, per module that makes calls, what it does, as text: a layer of torch with its settings, or its calls with their constants."""
+    layers, constants = (
+        {line.split(" ", 1)[0]: line for line in lines}
+        for lines in (_layers(graph), _constants(graph, with_numbers=with_numbers))
+    )
+    parts: dict[str, list[str]] = {}
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        path = str(node.target) if node.op == "call_module" else facts(node).module
+        call = (
+            layers.get(node.name)
+            or f"_ {node.target if isinstance(node.target, str) else getattr(node.target, '__name__', '')}"
+        )
+        texts = (text.split(" ", 1)[1] for text in (call, constants.get(node.name)) if text)
+        parts.setdefault(path, []).append(" ".join(texts))
+    return {path: ", ".join(calls) for path, calls in parts.items()} | _shapes(graph)
+
+
+def _shapes(graph: fx.GraphModule) -> dict[str, str]:
+    return dict(line.split(" ", 1) for line in _tensors(graph))
 
 
 def _layers(graph: fx.GraphModule) -> Iterator[str]:

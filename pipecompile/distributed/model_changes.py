@@ -8,7 +8,7 @@ rank 1   model.scale: 1.0 -> 2.0         records                   ─┴─► 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,8 +31,11 @@ _GRAPH = "graph of the model"
 _FAILED = "failed"
 """First entry of the row of a rank that could not record, in place of the identity of a graph."""
 
-_SHOWN = 2
-"""Changes of a rank that an error shows."""
+_PARTS = "modules of the model"
+"""Name of the exchange of ranks that have recorded other graphs."""
+
+_SHOWN, _LENGTH = 2, 80
+"""Changes or modules of a rank that an error shows, and the length to which the text of a module is cut."""
 
 _OF_ONE_RANK = ".requires_grad"
 """End of the labels of what a rank may change alone: `pipe.parameters()` has those of its own stages, to be frozen."""
@@ -47,10 +50,12 @@ def agree_on_recording(
     inputs: Sequence[str],
     is_loaded: bool,
     in_copy: bool,
+    parts: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Raise Disagreement, on all ranks, or on those of this copy, unless all have recorded the same graph after changes of the same values.
 
-    `identity` stands for the graph, `structure` for the graph without its constants, and `inputs` are their names in order. If a rank `is_loaded`, with the
+    `identity` stands for the graph, `structure` for the graph without its constants, and `inputs` are their names in order, `parts` returns what
+    each module does. If a rank `is_loaded`, with the
     extra state of its own modules, structures alone are compared: the rank that runs a module has its values.
     """
     changes = [change for change in changes if not change.label.endswith(_OF_ONE_RANK)]
@@ -66,7 +71,8 @@ def agree_on_recording(
         return
     ranks = communicator.ranks.copy if in_copy else communicator.ranks.members
     is_of_all = ranks == communicator.ranks.members
-    raise (Disagreement if is_of_all else CopyDisagreement)(**_parts_of_error(rows, ranks))
+    modules = [json.loads(text) for text in communicator.all_gather_text(_PARTS, json.dumps(parts()), in_copy=in_copy)]
+    raise (Disagreement if is_of_all else CopyDisagreement)(**_parts_of_error(rows, ranks, modules))
 
 
 def agree_on_error(communicator: Communicator, error: PipecompileError, *, in_copy: bool) -> None:
@@ -78,7 +84,9 @@ def agree_on_error(communicator: Communicator, error: PipecompileError, *, in_co
             communicator.guard.common = error
 
 
-def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict[str, str]:
+def _parts_of_error(
+    rows: Sequence[Sequence[Any]], ranks: Sequence[int], modules: Sequence[Mapping[str, str]]
+) -> dict[str, str]:
     """Return what an error says of ranks that differ in their changes, or in their graphs alone."""
     if any(row[1] != rows[0][1] for row in rows):
         return {
@@ -97,12 +105,28 @@ def _parts_of_error(rows: Sequence[Sequence[Any]], ranks: Sequence[int]) -> dict
         }
     return {
         "what": "the ranks disagree about the graph of the model",
-        "where": ranks_of_texts(ranks, [row[0] for row in rows]),
+        "where": ranks_of_texts(ranks, _unlike_modules(modules) or [row[0] for row in rows]),
         "why": "every rank runs its part of one program",
         "hint": "the same model, options, mode and batch on every rank",
     }
 
 
-def _changes(texts: Sequence[str]) -> str:
+def _unlike_modules(modules: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return, per rank, the first modules that do something else than on other ranks; nothing if all do the same."""
+    every = sorted({path for row in modules for path in row})
+    unlike = [path for path in every if len({row.get(path) for row in modules}) > 1]
+    texts = [[f"{path or 'the model'}: {_cut(row[path])}" for path in unlike if path in row] for row in modules]
+    return [_some(row) or f"no {unlike[0] or 'calls'}" for row in texts] if unlike else []
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
+
+
+def _some(texts: Sequence[str]) -> str:
     more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return "; ".join(texts[:_SHOWN]) + more if texts else "no change"
+    return "; ".join(texts[:_SHOWN]) + more
+
+
+def _changes(texts: Sequence[str]) -> str:
+    return _some(texts) or "no change"

@@ -23,7 +23,7 @@ from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
 from pipecompile.distributed.direct_values import DirectValues
 from pipecompile.distributed.first_values import warn_of_other_values
-from pipecompile.distributed.graph_identity import graph_identity
+from pipecompile.distributed.graph_identity import graph_identity, graph_parts
 from pipecompile.distributed.lockstep import Lockstep
 from pipecompile.distributed.model_changes import agree_on_error, agree_on_recording
 from pipecompile.distributed.old_values import OldValues
@@ -133,7 +133,8 @@ class RankBackend:
         )
         inputs = [str(node.target) for node in graph.graph.find_nodes(op="placeholder")]
         agree_on_recording(self.communicator, identity, structure, changes, inputs=inputs,
-                           is_loaded=self.is_extra_loaded, in_copy=self._is_planned)  # fmt: skip
+                           is_loaded=self.is_extra_loaded, in_copy=self._is_planned,
+                           parts=partial(graph_parts, graph, with_numbers=is_alone))  # fmt: skip
         self.is_extra_loaded = False
         if self.model is not None:
             models = (self.model, graph) if self.begins else (self.model,)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.distributed.graph_identity import graph_identity
+from pipecompile.distributed.graph_identity import graph_identity, graph_parts
 from pipecompile.tracing import trace
 
 
@@ -40,3 +40,14 @@ def test_another_model_has_another_identity(options: dict[str, Any]) -> None:
 def test_numbers_are_left_out_where_parts_of_the_batch_differ() -> None:
     assert identity(with_numbers=False, factor=3.0) == identity(with_numbers=False)
     assert identity(with_numbers=False, mode="trunc") != identity(with_numbers=False)
+
+
+def test_the_parts_of_a_graph_are_its_modules_with_what_they_do() -> None:
+    parts = graph_parts(trace(Model(nn.Dropout(0.1)), torch.randn(4, 4)), with_numbers=True)
+    assert parts["middle"] == "Dropout(p=0.1, inplace=False)"
+    assert parts["a"] == "Linear(in_features=4, out_features=8, bias=True)"
+    assert "2.0" in parts[""]
+    assert "floor" in parts[""]
+    assert parts["b.weight"] == "(2, 8) torch.float32"
+    without = graph_parts(trace(Model(nn.Dropout(0.1)), torch.randn(4, 4)), with_numbers=False)
+    assert "2.0" not in without[""]

@@ -231,6 +231,7 @@ def test_a_layer_of_another_class_on_one_rank_is_refused(mistakes: dict[str, lis
     """A mixture of the two models was trained, before."""
     for text in mistakes["another layer"]:
         assert text.startswith("Disagreement: the ranks disagree about the graph of the model")
+        assert "where  rank 0: 1: ReLU(); rank 1: 1: Tanh()\n" in text
 
 
 @pytest.mark.timeout(700)

@@ -50,6 +50,16 @@ def test_graphs_that_differ_without_a_change_are_told() -> None:
     assert all("the ranks disagree about the graph of the model" in text for text in errors_of({}, {"identity": "h"}))
 
 
+def test_modules_that_do_something_else_are_named() -> None:
+    """A fingerprint of the graph alone, before: a LoRA or a weight_norm of one rank had no name."""
+    first = {"": "tanh", "2": "Linear(4, 4)", "3": "x" * 99}
+    second = {"": "tanh", "2": "add", "2.A": "Linear(4, 2)", "2.B": "Linear(2, 4)", "3": "x" * 99}
+    for text in errors_of({"parts": lambda: first}, {"identity": "h", "parts": lambda: second}):
+        assert "where  rank 10: 2: Linear(4, 4); rank 11: 2: add; 2.A: Linear(4, 2) and 1 more\n" in text
+    shorter, _ = errors_of({"parts": dict}, {"identity": "h", "parts": lambda: {"": "y" * 99}})
+    assert f"rank 10: no calls; rank 11: the model: {'y' * 77}...\n" in shorter
+
+
 def test_inputs_in_another_order_are_named() -> None:
     """A fingerprint of the graph alone, before."""
     first, second = errors_of({"identity": "g"}, {"identity": "h", "inputs": ["y", "x"]})
