@@ -25,6 +25,7 @@ from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failure_report import CopyDisagreement, RankLost
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.step_agreement import ranks_by_text, texts_of_ranks
+from pipecompile.distributed.tensor_siblings import TensorSiblings
 from pipecompile.distributed.update_differences import UpdateDifferences
 from pipecompile.distributed.weight_updates import Updates
 from pipecompile.errors import PipecompileError, PlanError
@@ -70,6 +71,7 @@ class Lockstep:
         self.reads: Reads = lambda *_: None
         self.updates: Callable[[], Updates | None] = lambda: None
         self._differences, self._discussed = UpdateDifferences(), 0
+        self._siblings = TensorSiblings(communicator)
         self._call: CollectiveCall | None = None
         self._compared: tuple[int, int] | None = None
         self._is_pending = self._is_late = self.is_whole = False
@@ -92,6 +94,7 @@ class Lockstep:
         """
         self.calls += 1
         has_others = self._communicator.ranks.size > 1
+        call = self._siblings.compared(call, is_due=self.is_due)
         self._call, self._is_pending, self._is_late = call, has_others, has_others
         try:
             if has_others and not is_looked_up:

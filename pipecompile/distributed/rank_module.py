@@ -111,7 +111,7 @@ class RankModule(Pipeline):
         with self._cache.context.calls.held(), self._begun(in_copy=in_copy):
             self._home_new_parameters()
             self._communicator.connect()
-            is_compared = batch is not None and self._ranks.size > 1
+            is_compared = batch is not None and (self._ranks.size > 1 or self._ranks.tensor_group is not None)
             call = CollectiveCall.of(function, self.model, batch, scaler) if is_compared else CollectiveCall(function)
             loaded = f"after {self._loads} load_state_dict" if self._loads else ""
             self.replicas.modes = ", ".join(filter(None, [call.modes, loaded]))

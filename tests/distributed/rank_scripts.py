@@ -26,6 +26,7 @@ from tests.distributed.faults import warm
 from tests.distributed.lanes import in_lanes
 from tests.distributed.mistakes import TIMEOUT, batches, compiled, error_of, of, square
 from tests.distributed.read_values import read_otherwise
+from tests.distributed.siblings import beside_siblings
 from tests.distributed.updated_weights import of_copies, of_ranks
 
 SHORT = 5.0
@@ -404,6 +405,7 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "updates": (of_ranks, 2, TIMEOUT),
     "updates of copies": (of_copies, 4, TIMEOUT),
     "read otherwise": (read_otherwise, 4, TIMEOUT),
+    "beside siblings": (beside_siblings, 4, TIMEOUT),
     "failed load": (failed_load, 2, TIMEOUT),
     "loss_reduction": (with_option("loss_reduction", "mean", "sum"), 2, TIMEOUT),
     "batch_norm": (with_option("batch_norm", "each", "deferred"), 2, TIMEOUT),
