@@ -4,6 +4,8 @@
     torch.optim.LBFGS(pipe.parameters())                       a line search per rank ──► other steps, and other numbers of calls
 
 They are known by the frame that reads the first parameter; an optimizer that was given a list of them, when it steps.
+
+    torch.optim.AdamW(pipe.parameters())     on a rank without parameters: a group of none, where torch refuses an empty list
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from types import FrameType
+from typing import cast
 
 import torch
 from torch import nn
@@ -21,11 +24,20 @@ __all__ = ["parts_of_model", "refuse_optimizer"]
 
 
 def parts_of_model(parameters: Iterator[nn.Parameter], n_ranks: int) -> Iterator[nn.Parameter]:
-    """Yield the parameters of one of so many ranks. Raise InputError in a function that has to have those of all."""
+    """Yield the parameters of one of so many ranks; to an optimizer, for a rank that has none, a group without parameters.
+
+    Raise InputError in a function that has to have those of all.
+    """
     frame = inspect.currentframe()
-    if n_ranks > 1 and frame is not None and frame.f_back is not None:
-        _refuse(frame.f_back, n_ranks)
-    yield from parameters
+    reader = None if n_ranks == 1 or frame is None else frame.f_back
+    if reader is not None:
+        _refuse(reader, n_ranks)
+    is_empty = True
+    for parameter in parameters:
+        is_empty = False
+        yield parameter
+    if is_empty and reader is not None and reader.f_code is torch.optim.Optimizer.__init__.__code__:
+        yield cast(nn.Parameter, {"params": []})
 
 
 def _refuse(reader: FrameType, n_ranks: int) -> None:
