@@ -106,8 +106,11 @@ class StateOfCopies:
         )
         if stamp != self._stamp:  # most of a row is the same in every step
             row = self._row()
-            self._stamp, self._number = stamp, hash_of(f"{row.fixed} {row.loss} {row.changed}")
-        return float(hash_of(f"{self._number} {self._live()}") % 2**_BITS)
+            self._stamp, self._number = (
+                stamp,
+                hash_of(f"{sorted(row.fixed.items())} {sorted(row.loss.items())} {sorted(row.changed)}"),
+            )
+        return float(hash_of(f"{self._number} {sorted(self._live().items())}") % 2**_BITS)
 
     def compare(self, group: CollectiveGroup, digests: Sequence[float]) -> None:
         """Warn, on the same rank of all copies, if they read other values. All copies call this together with all digests."""

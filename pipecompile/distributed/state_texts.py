@@ -9,6 +9,7 @@ Objects count by their class, since what is read of them has labels of its own; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import PurePath
@@ -24,13 +25,33 @@ from pipecompile.tracing.guards.read_state import ReadState
 
 __all__ = ["attributes", "fixed_keys", "key_of", "live_keys", "text_of"]
 
+_NUMBERED = re.compile(r" \(\d+\)")
+"""A number that tells functions of one name apart, in the order in which they were met."""
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def fixed_keys(state: ReadState) -> dict[str, str]:
-    """Return a key per label of the values that a recording contains."""
+    """Return a key per label of the values that a recording contains, without labels that depend on the order of a set: each process
+    has its own.
+    """
     arrays = {label: _digest(content) for label, _, content in state.arrays}
-    return {label: key_of(value) for label, value in state.values.items()} | arrays
+    sets = tuple(f"{label}[" for label, value in state.values.items() if _is_set(value))
+    named = {
+        label: value
+        for label, value in state.values.items()
+        if not label.startswith(sets) and not _NUMBERED.search(label)
+    }
+    return {label: key_of(value) for label, value in named.items() if not _is_repeated(value)} | arrays
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and value[0] in (set, frozenset)
+
+
+def _is_repeated(value: Any) -> bool:
+    """Return whether a value stands for another label that was met before, which depends on the order as well."""
+    return isinstance(value, str) and value.startswith("the same as ")
 
 
 def live_keys(tensors: Iterable[tuple[str, torch.Tensor]], numbers: Mapping[str, Any]) -> dict[str, str]:

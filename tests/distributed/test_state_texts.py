@@ -68,3 +68,24 @@ def test_a_tensor_that_is_no_weight_is_read_at_every_run() -> None:
     assert fixed_keys(guards.state)["model.scale"] == "2.0"
     model.shift += 1
     assert live_keys(tensors, {}) != before
+
+
+KINDS = {"a", "b", "c", "d", "e"}
+
+
+class _Listed(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * len([kind for kind in KINDS if kind != "a"])
+
+
+def test_the_order_of_a_set_has_no_keys() -> None:
+    """Two copies would differ by it, in a model of transformers by 164 labels."""
+    pipe = pc.compile(_Listed(), 1, example_args=(torch.randn(8, 4),))
+    guards = pipe._cache.latest.guards
+    assert guards is not None
+    keys = fixed_keys(guards.state)
+    name = next(label for label in keys if label.startswith("KINDS"))
+    assert keys[name] == "set of 5"
+    assert [label for label in keys if label.startswith(f"{name}[")] == []
+    assert any(label.startswith(f"{name}[") for label in guards.state.values)
+    assert [value for value in keys.values() if "the same as" in value] == []
