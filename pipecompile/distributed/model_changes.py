@@ -8,7 +8,7 @@ rank 1   model.scale: 1.0 -> 2.0         records                   ─┴─► 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,17 +51,18 @@ def agree_on_recording(
     is_loaded: bool,
     in_copy: bool,
     parts: Callable[[], Mapping[str, str]] = dict,
+    written: Collection[str] = (),
 ) -> None:
     """Raise Disagreement, on all ranks, or on those of this copy, unless all have recorded the same graph after changes of the same values.
 
     `identity` stands for the graph, `structure` for the graph without its constants, and `inputs` are their names in order, `parts` returns what
-    each module does. If a rank `is_loaded`, with the
+    each module does, and `written` are the names of attributes that forwards have left on the model. If a rank `is_loaded`, with the
     extra state of its own modules, structures alone are compared: the rank that runs a module has its values.
     """
     changes = [change for change in changes if not change.label.endswith(_OF_ONE_RANK)]
     changes.sort(key=lambda change: not change.label.startswith("model"))  # then what code that runs now reads besides
     labels, texts = [change.label for change in changes], [*map(str, changes)]
-    own = json.dumps([identity, labels, texts, structure, is_loaded, [*inputs]])
+    own = json.dumps([identity, labels, texts, structure, is_loaded, [*inputs], [*written]])
     rows = [json.loads(text) for text in communicator.all_gather_text(_GRAPH, own, in_copy=in_copy)]
     if failed := next((row for row in rows if row[0] == _FAILED), None):
         raise RankLost(FailureReport.from_json(failed[1]), is_posted=False)
@@ -89,6 +90,13 @@ def _parts_of_error(
 ) -> dict[str, str]:
     """Return what an error says of ranks that differ in their changes, or in their graphs alone."""
     if any(row[1] != rows[0][1] for row in rows):
+        if _are_left_by_forward(rows):
+            return {
+                "what": "a forward has left other values on the model than it had, and a later call reads them",
+                "where": ranks_of_texts(ranks, [_changes(row[2]) for row in rows]),
+                "why": "every rank runs its own stages: the value is left on the rank of its stage, and the others record with the old one",
+                "hint": "a table of the largest size in __init__, or computed in every call; a buffer of one shape for what calls update",
+            }
         return {
             "what": "the model was changed on some ranks alone after it was compiled",
             "where": ranks_of_texts(ranks, [_changes(row[2]) for row in rows]),
@@ -109,6 +117,14 @@ def _parts_of_error(
         "why": "every rank runs its part of one program",
         "hint": "the same model, options, mode and batch on every rank",
     }
+
+
+def _are_left_by_forward(rows: Sequence[Sequence[Any]]) -> bool:
+    """Return whether all that has changed on some ranks alone is of names that forwards write."""
+    written = {name for row in rows for name in row[6]}
+    every = {label for row in rows for label in row[1]}
+    unlike = [label for label in every if not all(label in row[1] for row in rows)]
+    return bool(unlike) and all(label.rpartition(".")[2] in written for label in unlike)
 
 
 def _unlike_modules(modules: Sequence[Mapping[str, str]]) -> list[str]:

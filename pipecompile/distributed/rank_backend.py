@@ -134,7 +134,8 @@ class RankBackend:
         inputs = [str(node.target) for node in graph.graph.find_nodes(op="placeholder")]
         agree_on_recording(self.communicator, identity, structure, changes, inputs=inputs,
                            is_loaded=self.is_extra_loaded, in_copy=self._is_planned,
-                           parts=partial(graph_parts, graph, with_numbers=is_alone))  # fmt: skip
+                           parts=partial(graph_parts, graph, with_numbers=is_alone),
+                           written=sorted(self.replicas.state.written()))  # fmt: skip
         self.is_extra_loaded = False
         if self.model is not None:
             models = (self.model, graph) if self.begins else (self.model,)

@@ -95,7 +95,7 @@ class StateOfCopies:
     def digest(self) -> float:
         """Return a number for what this copy reads in the present step; 0 if nothing is compared."""
         self._steps += 1
-        self._note_written()
+        self.written()
         is_due = self._steps & (self._steps - 1) == 0
         if not self.entries() or (self._exchanges >= _EXCHANGES and not is_due):
             return 0.0
@@ -171,13 +171,14 @@ class StateOfCopies:
                 return f"{label} = {text_of(value)}" + (f", read at {line_of(place)}" if place else "")
         return f"{label} is not read"
 
-    def _note_written(self) -> None:
-        """Note the names of what recordings write, also if such a recording is gone later."""
+    def written(self) -> set[str]:
+        """Return the names of what recordings write, also if such a recording is gone now."""
         for entry in self.entries():
             if entry.number > self._seen:
                 places = (place for stage in entry.stages for place in SideEffects.of(stage).places)
                 self._written |= {str(place.key) for place in places}
         self._seen = max((entry.number for entry in self.entries()), default=self._seen)
+        return self._written
 
 
 def _differing(rows: Sequence[_ReadRow]) -> list[str]:

@@ -42,6 +42,16 @@ def test_a_change_on_one_rank_is_named_with_the_rank_and_its_line() -> None:
     assert "rank 10: no change; rank 11: model.factor: 1.0 -> 2.0, read at model.py:7" in first
 
 
+def test_what_a_forward_has_left_on_one_rank_is_no_change_of_the_script() -> None:
+    """The advice was to make the same change on every rank, for a table that grows with the longest batch."""
+    table = ReadChange("model.layers.rotary.table", "a Tensor", "another", "")
+    for text in errors_of({"written": ["table"]}, {"changes": [table]}):
+        assert "a forward has left other values on the model than it had" in text
+        assert "rank 10: no change; rank 11: model.layers.rotary.table" in text
+    for row in ({"changes": [table, FACTOR]}, {"changes": [FACTOR]}):
+        assert all("was changed on some ranks alone" in text for text in errors_of({"written": ["table"]}, row))
+
+
 def test_a_rank_may_freeze_its_own_parameters() -> None:
     assert errors_of({}, {"changes": [FROZEN]}) == ["", ""]
 
