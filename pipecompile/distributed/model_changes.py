@@ -37,6 +37,18 @@ _PARTS = "modules of the model"
 _SHOWN, _LENGTH = 2, 80
 """Changes or modules of a rank that an error shows, and the length to which the text of a module is cut."""
 
+_LEFT = {
+    "what": "a forward has left other values on the model than it had, and a later call reads them",
+    "why": "every rank runs its own stages: the value is left on the rank of its stage, and the others record with the old one",
+    "hint": "a table of the largest size in __init__, or computed in every call; a buffer of one shape for what calls update",
+}
+_CHANGED = {
+    "what": "the model was changed on some ranks alone after it was compiled",
+    "why": "every rank runs its own stages of one model; ranks would run parts of different ones",
+    "hint": "the same change of the model on every rank, not under `if rank == 0`",
+}
+"""Parts of the errors of ranks that have recorded other values."""
+
 _OF_ONE_RANK = ".requires_grad"
 """End of the labels of what a rank may change alone: `pipe.parameters()` has those of its own stages, to be frozen."""
 
@@ -90,19 +102,8 @@ def _parts_of_error(
 ) -> dict[str, str]:
     """Return what an error says of ranks that differ in their changes, or in their graphs alone."""
     if any(row[1] != rows[0][1] for row in rows):
-        if _are_left_by_forward(rows):
-            return {
-                "what": "a forward has left other values on the model than it had, and a later call reads them",
-                "where": ranks_of_texts(ranks, [_changes(row[2]) for row in rows]),
-                "why": "every rank runs its own stages: the value is left on the rank of its stage, and the others record with the old one",
-                "hint": "a table of the largest size in __init__, or computed in every call; a buffer of one shape for what calls update",
-            }
-        return {
-            "what": "the model was changed on some ranks alone after it was compiled",
-            "where": ranks_of_texts(ranks, [_changes(row[2]) for row in rows]),
-            "why": "every rank runs its own stages of one model; ranks would run parts of different ones",
-            "hint": "the same change of the model on every rank, not under `if rank == 0`",
-        }
+        kind = _LEFT if _are_left_by_forward(rows) else _CHANGED
+        return kind | {"where": ranks_of_texts(ranks, [_changes(row[2]) for row in rows])}
     if any(row[5] != rows[0][5] for row in rows):
         is_order = all(sorted(row[5]) == sorted(rows[0][5]) for row in rows)
         return {

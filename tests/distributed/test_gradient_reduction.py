@@ -14,6 +14,7 @@ from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.gradient_reduction import GradientReduction
 from pipecompile.distributed.sharded_parameters import ShardedParameters
+from pipecompile.distributed.state_of_copies import StateOfCopies
 from pipecompile.distributed.weights_of_copies import WeightsOfCopies
 from pipecompile.errors import PlanError
 
@@ -47,14 +48,14 @@ def reduction(samples: float | None, *others: Sequence[dict[int, float]]) -> Gra
 
 def test_a_part_is_weighted_by_its_samples() -> None:
     step = reduction(6, [{0: 4.0}, {0: 2.0}])
-    step.agree("a program", "", WeightsOfCopies())
+    step.agree("a program", "", WeightsOfCopies(), StateOfCopies())
     assert step.share == 0.5
     assert step.is_alike
 
 
 def test_a_part_without_samples_weighs_nothing_and_gets_the_loss_in_its_dtype() -> None:
     step = reduction(None, [{4: 1.0}], [{0: 0.75, 1: 2.0}])
-    step.agree(None, "", WeightsOfCopies())
+    step.agree(None, "", WeightsOfCopies(), StateOfCopies())
     assert (step.share, step.is_alike) == (0.0, False)
     assert torch.equal(step.loss_of_batch(None), torch.tensor(0.75, dtype=torch.bfloat16))
 
@@ -62,10 +63,10 @@ def test_a_part_without_samples_weighs_nothing_and_gets_the_loss_in_its_dtype() 
 def test_the_divisor_of_a_loss_that_counts_nothing_is_its_floor() -> None:
     step = reduction(0.0, [{0: 0.0}])
     step.floor = 1.0
-    step.agree("a program", "", WeightsOfCopies())
+    step.agree("a program", "", WeightsOfCopies(), StateOfCopies())
     assert step.share == 1.0
     nothing = reduction(0.0, [{0: 0.0}])
-    nothing.agree("a program", "", WeightsOfCopies())
+    nothing.agree("a program", "", WeightsOfCopies(), StateOfCopies())
     assert isnan(nothing.share)
 
 
@@ -83,4 +84,4 @@ def test_copies_that_cannot_step_together_raise(
     program: str | None, others: list[list[dict[int, float]]], text: str
 ) -> None:
     with pytest.raises(PlanError, match=text):
-        reduction(2, *others).agree(program, "", WeightsOfCopies())
+        reduction(2, *others).agree(program, "", WeightsOfCopies(), StateOfCopies())
