@@ -25,7 +25,7 @@ class Twins(CollectiveGroup):
 
     def __init__(self) -> None:
         self.started = list[int]()
-        self.apart = torch.zeros(10)
+        self.apart = torch.zeros(11)
 
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -154,13 +154,13 @@ def replicas_alike(group: Twins) -> Iterator[None]:
     rows, first = group.all_gather, [True]
 
     def gathered(row: torch.Tensor) -> torch.Tensor:
-        group.apart = group.apart if first.pop() else torch.zeros(10)
+        group.apart = group.apart if first.pop() else torch.zeros(11)
         first.append(False)
         return rows(row)
 
     with patch.object(group, "all_gather", gathered):
         yield
-    group.apart = torch.zeros(10)
+    group.apart = torch.zeros(11)
 
 
 def test_replicas_that_must_run_one_program_raise_before_gradients_are_sent() -> None:

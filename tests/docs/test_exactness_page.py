@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipecompile.distributed import first_values, update_differences, weights_of_copies
+from pipecompile.distributed import first_values, state_of_copies, update_differences, weights_of_copies
 from pipecompile.driver import compile_context, loss_reads
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import held_hooks, hooked_updates
@@ -80,6 +80,7 @@ def test_each_row_has_a_warning() -> None:
         *texts(first_values),
         *texts(update_differences),
         *texts(weights_of_copies),
+        *texts(state_of_copies),
     ]
     for pattern in beginnings():
         assert any(re.search(pattern, text) for text in given), f"{pattern} begins no warning"
