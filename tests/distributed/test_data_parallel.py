@@ -129,10 +129,10 @@ def test_a_gradient_that_is_added_after_its_reduction_started_is_an_error() -> N
 
 def test_replicas_with_different_programs_reduce_all_gradients_at_the_end() -> None:
     replicas, group, parameters = pair()
-    group.apart = torch.tensor([0.0, 0.0, 1.0, *[0.0] * 7])
+    group.apart = torch.tensor([0.0, 0.0, 1.0, *[0.0] * 8])
     add(parameters[0], 7.0)
     with replicas.reduced(lambda: iter(parameters), samples=4) as whole:
-        group.apart = torch.tensor([0.0, 0.0, 1.0, *[0.0] * 7])
+        group.apart = torch.tensor([0.0, 0.0, 1.0, *[0.0] * 8])
         agree_apart(replicas, group)
         add(parameters[0], 2.0)
         replicas.reduce({id(parameters[0])})
@@ -167,7 +167,7 @@ def test_replicas_that_must_run_one_program_raise_before_gradients_are_sent() ->
     replicas, group, parameters = pair()
     replicas.needs_one_program = lambda: "a layer exchanges statistics"
     add(parameters[0], 7.0)
-    group.apart = torch.tensor([0.0, 0.0, 1.0, *[0.0] * 7])
+    group.apart = torch.tensor([0.0, 0.0, 1.0, *[0.0] * 8])
 
     def step() -> None:
         with replicas.reduced(lambda: iter(parameters), samples=4):
@@ -181,7 +181,7 @@ def test_replicas_that_must_run_one_program_raise_before_gradients_are_sent() ->
 
 def test_replicas_that_count_other_things_raise() -> None:
     replicas, group, parameters = pair()
-    group.apart = torch.tensor([0.0, 0.0, 0.0, 1.0, *[0.0] * 6])
+    group.apart = torch.tensor([0.0, 0.0, 0.0, 1.0, *[0.0] * 7])
 
     def step() -> None:
         with replicas.reduced(lambda: iter(parameters), samples=4):
