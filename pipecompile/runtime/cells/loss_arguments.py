@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import TARGET
-from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import storage_key, version_of
 from pipecompile.tracing.node_facts import value_of
 
@@ -89,7 +89,7 @@ def unwritten(copies: Mapping[int, Any], values: Sequence[Any], places: Collecti
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    (leaves, structure), (others, present) = pytree.tree_flatten(before), pytree.tree_flatten(now)
+    (leaves, structure), (others, present) = flatten_containers(before), flatten_containers(now)
     return structure == present and all(map(_is_equal, leaves, others))
 
 
