@@ -31,6 +31,7 @@ __all__ = [
     "Unread",
     "argument_leaves",
     "built",
+    "copied",
     "flatten_containers",
     "hides_tensors",
     "object_shell",
@@ -112,6 +113,16 @@ def argument_leaves(arguments: Any) -> list[Any]:
     for leaf in flatten_containers(arguments)[0]:
         found += pytree.tree_leaves(_leaf_with_shells(leaf, (), in_mask=True)) if is_of_mask(leaf) else [leaf]
     return found
+
+
+def copied(value: Any) -> Any:
+    """Return an input or a target with copies of its tensors, containers and objects: leaves that require a gradient as before."""
+    leaves, spec = flatten_containers(value)
+    copies = [
+        one.detach().clone().requires_grad_(one.requires_grad) if isinstance(one, torch.Tensor) else one
+        for one in leaves
+    ]
+    return pytree.tree_unflatten(copies, spec)
 
 
 def with_shells(value: Any) -> Any:

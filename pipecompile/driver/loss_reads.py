@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.containers import copied
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.driver.loss_trial import loss_undone
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError, RecordingWarning
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.runtime.cells.side_effects import SideEffects
-from pipecompile.torch_private.device_functions import copied, to_device
+from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import memory_state
 from pipecompile.tracing.state.effect_places import EffectPlace

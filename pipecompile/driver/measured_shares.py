@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.containers import copied
 from pipecompile.batching.merging import MergeKind, gather, ungather
 from pipecompile.batching.microbatches import Weights, loss_weights
 from pipecompile.driver.loss_trial import loss_undone
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.ir import TARGET
-from pipecompile.torch_private.device_functions import copied, to_device
+from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.state.signal_errors import signal_errors_kept
 
 __all__ = ["MeasuredShares"]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from pipecompile.batching.containers import copied
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import RecordingWarning
@@ -27,7 +28,6 @@ from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
 from pipecompile.runtime.results import own_loss
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.device_functions import copied
 from pipecompile.torch_private.fx_graphs import codegen_of
 from pipecompile.torch_private.storages import is_traceable_wrapper_subclass
 from pipecompile.tracing.guards.state_guards import StateGuards

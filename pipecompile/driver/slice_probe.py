@@ -12,13 +12,13 @@ import torch
 from torch import fx
 
 from pipecompile.batching.call_inputs import FlatInputs
+from pipecompile.batching.containers import copied
 from pipecompile.driver.sliced_stages import SlicedStages
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError
 from pipecompile.graph.sequence_axes import Axis
 from pipecompile.runtime.cells.sliced import KeysValues
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.device_functions import copied
 
 __all__ = ["compare_losses", "compare_outputs"]
 

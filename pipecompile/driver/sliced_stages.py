@@ -17,7 +17,7 @@ from pipecompile.batching.slices_of_batch import SlicedBatch
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.phases import place
 from pipecompile.driver.specialization import Specialization
-from pipecompile.errors import PlanError
+from pipecompile.errors import PlanError, TraceError
 from pipecompile.graph.colocation import note_ties
 from pipecompile.graph.sequence_flow import SequenceFlow
 from pipecompile.graph.stages import Stage, routes, split
@@ -45,9 +45,7 @@ def slice_stages(specialization: Specialization, batch: SlicedBatch, context: Co
     whole, plan = specialization.graph, specialization.plan
     if whole.facts.kept or has_regions(whole.graph.nodes):
         raise _refusal(is_kept=bool(whole.facts.kept))
-    with context.backend.without_collectives(context.model, specialization.options):
-        lifted = specialization.guards.lifted if specialization.guards else NOTHING_LIFTED
-        graph = note_ties(record(context.model, batch.first, context.meta_init.device, lifted))
+    graph = _recorded(specialization, batch, context)
     flow = SequenceFlow(graph, whole, batch.n_slices, batch.length)
     stage_of = {name: stage.index for stage in specialization.stages for name in stage.nodes}
     _drop_masks(graph, flow)
@@ -64,6 +62,22 @@ def slice_stages(specialization: Specialization, batch: SlicedBatch, context: Co
         counts={}, slicing={}, states=states, _codes=(), _flow=None,
     )  # fmt: skip
     return SlicedStages(form, flow, states, batch.length)
+
+
+def _recorded(specialization: Specialization, batch: SlicedBatch, context: CompileContext) -> TracedGraph:
+    """Return the recording of a slice. Raise PlanError if the model, which runs on whole micro-batches, fails on the slice."""
+    lifted = specialization.guards.lifted if specialization.guards else NOTHING_LIFTED
+    try:
+        with context.backend.without_collectives(context.model, specialization.options):
+            return note_ties(record(context.model, batch.first, context.meta_init.device, lifted))
+    except TraceError as error:
+        raise PlanError(
+            "the model cannot run on slices of a sequence: its forward fails on a slice",
+            where=error.where,
+            why=f"slices are cut along dimension 1, here {batch.length} of {batch.length * batch.n_slices} positions:"
+            f" {error.what.removeprefix('cannot trace: ')}",
+            hint='schedule="1f1b", unless dimension 1 of the inputs is a sequence and the forward takes any length of it',
+        ) from error
 
 
 def _refusal(*, is_kept: bool) -> PlanError:

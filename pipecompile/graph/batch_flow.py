@@ -153,8 +153,15 @@ class BatchFlow:
             self._stacked.note_unrelated(node)
             return self._by_shape(node), [self._rows_of(target) for target in written]
         outputs = [*((node, leaf) for leaf in range(leaves)), *((target, 0) for target in written)]
-        rules = self._behind_sized_rows(node, outputs)
+        rules = self._of_gradient(node, outputs) or self._behind_sized_rows(node, outputs)
         return (rules[:leaves], rules[leaves:]) if rules else self._tried_from_samples(node, leaves, written, outputs)
+
+    def _of_gradient(self, node: fx.Node, outputs: Sequence[tuple[fx.Node, int]]) -> list[MergeRule]:
+        """Return the rules of a call of `autograd.grad`, tried with all that it differentiates; none for other calls, and without proof."""
+        inputs, region = self.table.region_of_gradient(node) if node.target is torch.autograd.grad else ([], [])
+        found = self._findings(inputs, region, outputs, _REGION) if region else []
+        rules = [one.rule for one in found if one.rule]
+        return rules if len(rules) == len(outputs) else []
 
     def _behind_sized_rows(self, node: fx.Node, outputs: Sequence[tuple[fx.Node, int]]) -> list[MergeRule]:
         """Return the rules of a call that takes rows of the batch size alone, for any such rows; none if it takes none, or has none."""

@@ -163,10 +163,15 @@ class BatchProbes:
         self, nodes: Sequence[fx.Node], drawn: Values, size: int, outputs: Sequence[tuple[fx.Node, int]]
     ) -> list[Any]:
         """Return the outputs of these calls on these inputs, for a batch of `size` samples."""
-        values = {node: value.clone() for node, value in drawn.items()}
+        differentiates = any(node.target is torch.autograd.grad for node in nodes)
+        values = {
+            node: value.clone().requires_grad_(differentiates and _has_gradient(node)) for node, value in drawn.items()
+        }
         for node in nodes:
-            self._compute(node, values, size)
-        return [pytree.tree_leaves(values[node])[leaf] for node, leaf in outputs]
+            ambient = facts(node).ambient
+            with torch.set_grad_enabled(differentiates and ambient is not None and ambient.grad):
+                self._compute(node, values, size)
+        return [_without_gradient(pytree.tree_leaves(values[node])[leaf]) for node, leaf in outputs]
 
     def values_of(self, nodes: Sequence[fx.Node], drawn: Values, size: int) -> list[Any]:
         """Return the values of nodes after all calls of the graph, with these inputs and `size` samples."""
@@ -244,6 +249,15 @@ class BatchProbes:
 
 def _leaf_of(output: tuple[fx.Node, int]) -> Any:
     return pytree.tree_leaves(value_of(output[0]))[output[1]]
+
+
+def _has_gradient(node: fx.Node) -> bool:
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _without_gradient(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _number(length: Any, symbol: sympy.Symbol, size: int) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule
+from pipecompile.graph.colocation import compute_nodes, differentiated
 from pipecompile.graph.merge_laws import has_unknown_size
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -87,6 +88,23 @@ class RuleTable:
             if is_end_closed or node not in ends:
                 pending += [one for one in self._touching(node, shared) if one not in region]
         return sorted(inputs, key=self._order.__getitem__), sorted(region, key=self._order.__getitem__)
+
+    def region_of_gradient(self, call: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Return the merged values that a call of `autograd.grad` needs, and the calls between its inputs and itself, which is included.
+
+        The region is empty if a value that it reads has no rule, or is no tensor.
+        """
+        nodes = compute_nodes(self.graph)
+        nodes = nodes[: nodes.index(call) + 1]
+        reaching = {call}
+        for node in reversed(nodes):
+            reaching |= set(node.all_input_nodes) if node in reaching else set()
+        leaves: set[fx.Node] = set()
+        fx.node.map_arg(call.kwargs.get("inputs", call.args[1:2]), leaves.add)
+        region = [node for node in differentiated(call, nodes) if node in reaching and node not in leaves]
+        sources = {s for node in region for s in node.all_input_nodes if not facts(s).is_size and s.op != "get_attr"}
+        inputs = sorted(sources - set(region), key=self._order.__getitem__)
+        return (inputs, region) if all(map(self.may_begin, inputs)) else ([], [])
 
     def may_begin(self, node: fx.Node) -> bool:
         """Return whether a region may begin behind a node: an input, or a tensor with a rule whose sizes are known."""

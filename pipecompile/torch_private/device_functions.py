@@ -13,7 +13,6 @@ from pipecompile.torch_private.accelerators import accelerator_type
 from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = [
-    "copied",
     "device_constructors",
     "device_identity",
     "end_allocations",
@@ -64,11 +63,6 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value if value.device == device else value.to(device, non_blocking=True)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
-
-
-def copied(value: Any) -> Any:
-    """Return an input or a target with copies of its tensors, in nested containers too: leaves that require a gradient as before."""
-    return tree_map_only(torch.Tensor, lambda one: one.detach().clone().requires_grad_(one.requires_grad), value)
 
 
 def requested_device(*args: Any, **kwargs: Any) -> torch.device | None:

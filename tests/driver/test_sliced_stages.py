@@ -78,3 +78,11 @@ class Branch(nn.Module):
 def test_parts_whose_positions_are_not_known_are_refused(function: Any, layer: nn.Module, words: str) -> None:
     with pytest.raises(PlanError, match=f"the model cannot run on slices of a sequence: it {words}"):
         stages_of(Between(function, layer=layer))
+
+
+def test_a_model_that_fails_on_a_slice_is_refused_as_one_without_a_sequence() -> None:
+    with pytest.raises(PlanError, match="cannot run on slices of a sequence: its forward fails on a slice") as caught:
+        pc.compile(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), 2, schedule="seq1f1b", n_microbatches=2,
+                   loss_fn=F.mse_loss, cost="analytic", example_args=(torch.randn(4, 8),))  # fmt: skip
+    assert "of 8 positions: the forward of Sequential raised RuntimeError" in str(caught.value)
+    assert "call the model itself" not in str(caught.value)

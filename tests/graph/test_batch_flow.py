@@ -216,3 +216,45 @@ def test_a_long_chain_of_such_rows_is_joined() -> None:
     flow = BatchFlow(pc.trace(Filter(), torch.randn(4, 8, 2)))
     assert kind(flow) is MergeKind.JOINED
     assert not [*flow.guessed, *flow.mixing]
+
+
+class Potential(nn.Module):
+    """An energy and its gradient, as interatomic potentials and physics-informed networks have them."""
+
+    def __init__(self, inner: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.energy = inner, nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.energy(self.inner(x))
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(force[:, 0].sum(), x)
+        return -second
+
+
+def test_gradients_of_each_sample_are_joined_by_proof() -> None:
+    for graded in (True, False):
+        with torch.set_grad_enabled(graded):
+            flow = BatchFlow(pc.trace(Potential(torch.tanh), torch.randn(4, 3)))
+        assert kind(flow) is MergeKind.JOINED
+        assert not [*flow.guessed, *flow.mixing]
+
+
+def test_gradients_through_samples_that_meet_are_not_proven() -> None:
+    flow = BatchFlow(pc.trace(Potential(lambda x: x * x.cos().sum(0)), torch.randn(4, 3)))
+    assert flow.guessed or flow.mixing
+
+
+def test_gradients_that_stop_at_no_grad_are_those_of_the_graph() -> None:
+    class Stopped(Potential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.detach().requires_grad_()
+            with torch.no_grad():
+                scale = x.sin()
+            return torch.autograd.grad((self.energy(x) * scale).sum(), x)[0]
+
+    flow = BatchFlow(pc.trace(Stopped(torch.tanh), torch.randn(4, 3)))
+    assert kind(flow) is MergeKind.JOINED
+    assert not [*flow.guessed, *flow.mixing]

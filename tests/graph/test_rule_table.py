@@ -93,3 +93,18 @@ def test_a_region_costs_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(region) == depth
         costs.append(len(asked))
     assert costs[1] < 2.5 * costs[0], "the calls that share memory were looked for among all calls, for every call"
+
+
+class Gradient(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.sin()
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad((leaf * scale).cos().sum(), leaf)[0]
+
+
+def test_the_region_of_a_gradient_begins_at_what_is_differentiated() -> None:
+    flow = BatchFlow(pc.trace(Gradient(), torch.randn(4, 3)))
+    (call,) = [node for node in flow.graph.graph.nodes if node.target is torch.autograd.grad]
+    inputs, region = flow.table.region_of_gradient(call)
+    assert names(region) == ["mul", "cos", "sum_1", "grad"]
+    assert names(inputs) == ["sin", "requires_grad"]

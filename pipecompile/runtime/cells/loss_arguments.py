@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import TARGET
-from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import storage_key, version_of
 from pipecompile.tracing.node_facts import value_of
 
 __all__ = ["loss_places", "received", "require_apart", "unwritten", "versions"]
+
+_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class _Received(torch.autograd.Function):
@@ -87,9 +89,11 @@ def unwritten(copies: Mapping[int, Any], values: Sequence[Any], places: Collecti
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(now), strict=True)
-    return all(one is other or not isinstance(one, torch.Tensor) or _is_equal(one, other) for one, other in pairs)
+    (leaves, structure), (others, present) = flatten_containers(before), flatten_containers(now)
+    return structure == present and all(map(_is_equal, leaves, others))
 
 
-def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.device.type == "cpu" and torch.equal(one, other)
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one is other or (one.device.type == other.device.type == "cpu" and torch.equal(one, other))
+    return one is other or (isinstance(one, _PLAIN) and type(one) is type(other) and bool(one == other))

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from pipecompile.batching.containers import copied
 from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph, make_leaves
 from pipecompile.runtime.cells.gradient_layouts import Layout
 from pipecompile.runtime.cells.kept_gradients import KeptTensor, kept_gradients_noted, pass_on, references
@@ -30,7 +31,6 @@ from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.accelerators import random_state, set_random_state
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
-from pipecompile.torch_private.device_functions import copied
 from pipecompile.torch_private.modes import is_any_autocast_enabled
 from pipecompile.torch_private.storages import preserve_versions
 from pipecompile.tracing.recompute_flag import recomputation

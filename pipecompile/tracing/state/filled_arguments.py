@@ -13,12 +13,14 @@ from typing import Any
 from torch import nn
 
 from pipecompile.batching.batch_dims import parameters_of
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.errors import RecordingWarning
-from pipecompile.torch_private import pytree
 from pipecompile.tracing.state.snapshot import can_hold, contents_restored, places_of
 from pipecompile.tracing.user_source import warn
 
 __all__ = ["arguments_watched", "objects_restored"]
+
+_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def arguments_watched(
@@ -30,14 +32,19 @@ def arguments_watched(
 
 @contextmanager
 def _filled_containers_noted(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Warn of the arguments of a forward in the block whose containers have other items at its end."""
+    """Warn of the arguments of a forward in the block whose containers, or objects with tensors, hold other items at its end."""
     given = {**dict(zip(parameters_of(model.forward), args, strict=False)), **kwargs}
-    before = {name: pytree.tree_flatten(value) for name, value in given.items()}
+    before = {name: flatten_containers(value) for name, value in given.items()}
     yield
     for name, (leaves, spec) in before.items():
-        now, structure = pytree.tree_flatten(given[name])
-        if structure != spec or any(new is not old for new, old in zip(now, leaves, strict=True)):
+        now, structure = flatten_containers(given[name])
+        if structure != spec or not all(map(_is_same, now, leaves)):
             _warn(model, name)
+
+
+def _is_same(new: Any, old: Any) -> bool:
+    """Return whether an item is the very one of before, or a plain value that is equal to it."""
+    return new is old or (type(new) is type(old) and isinstance(new, _PLAIN) and bool(new == old))
 
 
 @contextmanager

@@ -28,7 +28,13 @@ from torch import nn
 
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import active_fake_mode
-from pipecompile.torch_private.modules import BUFFER_TABLE, GLOBAL_FORWARD_HOOKS, STATE_TABLES, forward_hooks_of
+from pipecompile.torch_private.modules import (
+    BUFFER_TABLE,
+    GLOBAL_FORWARD_HOOKS,
+    HOOK_TABLES,
+    STATE_TABLES,
+    forward_hooks_of,
+)
 from pipecompile.tracing.emit.value_nodes import PLAIN, is_written_back
 from pipecompile.tracing.state.container_routes import ContainerRoute
 from pipecompile.tracing.state.effect_places import EffectPlace
@@ -72,7 +78,10 @@ class StateChange:
     def name(self) -> str:
         """The path by which the user's code reaches the container, for messages."""
         inside = "" if self.place.name in STATE_TABLES else self.place.name
-        where = (self.place.owner, inside, "" if self.key is None else str(self.key))
+        key = (
+            "" if self.key is None or self.place.name in HOOK_TABLES else str(self.key)
+        )  # the id of a hook is another each time
+        where = (self.place.owner, inside, key)
         return ".".join(filter(None, where)) or "a list"
 
     @property

@@ -43,6 +43,10 @@ from pipecompile.tracing.user_source import line_of, warn
 __all__ = ["CarriedStateError", "RecordedCall", "record_state_changes"]
 
 
+_NAMED = 8
+"""Changes that a warning names, of a model that changes something on each of its layers."""
+
+
 class CarriedStateError(TraceError):
     """A call of the model depends on what the call before left. `pieces`, the smallest first, may be opaque instead."""
 
@@ -112,8 +116,10 @@ def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: l
 def _warn(lost: Sequence[str], model: nn.Module) -> None:
     """Warn about changes that no node can make."""
     if lost:
-        names = ", ".join(dict.fromkeys(lost))
-        what = f"{type(model).__name__}.forward changes {names} in a way that a graph cannot: a pipeline leaves this state as it is"
+        names = list(dict.fromkeys(lost))
+        more = len(names) - _NAMED
+        shown = ", ".join(names) if more <= 1 else f"{', '.join(names[:_NAMED])} and {more} more"
+        what = f"{type(model).__name__}.forward changes {shown} in a way that a graph cannot: a pipeline leaves this state as it is"
         warn(what, RecordingWarning)
 
 

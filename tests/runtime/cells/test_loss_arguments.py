@@ -144,3 +144,60 @@ def test_a_received_output_is_no_leaf_and_no_view() -> None:
     assert torch.equal(leaf, torch.full((2,), 2.0))
     torch.testing.assert_close(leaf.grad, torch.full((2,), 2.0))
     assert received(3) == 3
+
+
+def popped(output: Any, target: dict[str, Any]) -> torch.Tensor:
+    return F.mse_loss(output[1], target.pop("y")) + output[0].square().mean()
+
+
+def another_item(output: Any, target: dict[str, Any]) -> torch.Tensor:
+    wanted, target["y"] = target["y"], 3
+    return F.mse_loss(output[1], wanted) + output[0].square().mean()
+
+
+def counted(output: Any, target: dict[str, Any]) -> torch.Tensor:
+    target["power"] += 1
+    return F.mse_loss(output[1], target["y"]) * target["power"]
+
+
+@pytest.mark.parametrize("loss", [popped, another_item, counted])
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_a_loss_changes_the_items_of_its_target(loss: Callable[..., torch.Tensor], checkpoint: Any) -> None:
+    torch.manual_seed(0)
+    model, x, y = Heads(), torch.randn(4, 4), torch.randn(4, 4)
+    eager = copy.deepcopy(model)
+    pipe = pc.compile(
+        model, 3, n_microbatches=2, loss_fn=loss, cost="analytic", devices=["cpu"] * 3, checkpoint=checkpoint
+    )
+    for _ in range(2):
+        total = pipe.step(x, target={"y": y, "power": 1})
+        for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
+            (loss(eager(a), {"y": b, "power": 1}) / 2).backward()
+    assert total.isfinite()
+    for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad)
+
+
+class Labels:
+    def __init__(self, y: torch.Tensor) -> None:
+        self.y, self.power = y, 1
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_a_loss_changes_the_attributes_of_its_target(checkpoint: Any) -> None:
+    def loss(output: Any, target: Labels) -> torch.Tensor:
+        target.power *= 2
+        return F.mse_loss(output[1], target.y) * target.power
+
+    torch.manual_seed(0)
+    model, x, y = Heads(), torch.randn(4, 4), torch.randn(4, 4)
+    eager = copy.deepcopy(model)
+    pipe = pc.compile(
+        model, 3, n_microbatches=2, loss_fn=loss, cost="analytic", devices=["cpu"] * 3, checkpoint=checkpoint
+    )
+    pipe.step(x, target=Labels(y))
+    for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
+        (loss(eager(a), Labels(b)) / 2).backward()
+    torch.testing.assert_close(model.second.weight.grad, eager.second.weight.grad)

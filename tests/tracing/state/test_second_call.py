@@ -236,3 +236,30 @@ def test_a_size_that_the_first_call_fixed_is_the_same_number_in_the_second() -> 
     x, model = torch.randn(2, 3), Filled()
     pc.trace(model, x)(x)
     assert torch.equal(model.last, x * torch.tensor([[0.0], [1.0]]))
+
+
+class Installing(nn.Module):
+    """Registers a hook on every layer in the first call, as models of transformers do that return hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(20)])
+        self.are_installed = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.are_installed:
+            for layer in self.layers:
+                layer.register_forward_hook(lambda _module, _args, output: output * 2)
+            self.are_installed = True
+        return self.layers(x)
+
+
+def test_hooks_that_a_call_installs_are_named_alike_in_every_recording_and_not_all_of_them() -> None:
+    model, texts = Installing(), []
+    for length in (2, 3):
+        with pytest.warns(pc.RecordingWarning, match="in a way that a graph cannot") as warned:
+            pc.trace(model, torch.randn(2, length, 4))
+        texts.append([str(one.message) for one in warned])
+    assert texts[0] == texts[1]
+    assert "layers.0._forward_hooks" in texts[0][0] or "layers.19._forward_hooks" in texts[0][0]
+    assert "and 13 more in a way" in texts[0][0]
