@@ -1,58 +1,105 @@
 """Simulated annealing of a cut under the estimate of `step_objective.py`: what single improving moves cannot leave, it can.
 
 A move takes one cluster to another stage, with all that precedence takes along. A move that lengthens the step by d seconds is made
-with probability exp(-d / T); T falls from `_HEAT` of the first step to 0. Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated
+with probability exp(-d / T); T falls from a share of the step to 0, in each of a few
+rounds. Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated
 annealing", Science 220, 1983. The moves are the same at every call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import exp, inf
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, log
 from random import Random
 
 from pipecompile.partitioners.clusters import adjacency
 from pipecompile.partitioners.constraints import StageRanges
-from pipecompile.partitioners.stage_paths import carry, is_legal
+from pipecompile.partitioners.stage_paths import carry, cut_arcs, is_legal
 from pipecompile.partitioners.step_objective import Score, StepObjective
 
 __all__ = ["annealed_cuts"]
 
-_HEAT = 0.05
-"""Lengthening of the step, as a share of it, that the first moves make with probability 1/e."""
+Adjacency = tuple[list[list[int]], list[list[int]]]
+"""The predecessors and the successors of every cluster."""
+
+_ROUNDS = ((True, False, 0.1), (True, True, 0.005), (False, False, 0.02), (False, True, 0.02), (False, True, 0.005))
+"""Per round: whether it begins at the first cut and not at the best, whether it walks the schedule, and its first heat: the
+lengthening of the step, as a share of it, that its first moves make with probability 1/e.
+"""
+
+_AT_BOUNDARY = 0.7
+"""Share of the moves that join the ends of an arc between two stages: in a large graph, most other moves carry far too much."""
 
 _NEXT = 0.7
-"""Share of the moves that go to the next stage; the others go to any."""
+"""Share of the other moves that go to the next stage; the rest goes to any."""
 
 
 def annealed_cuts(
-    objective: StepObjective, start: Sequence[int], ranges: StageRanges | None, moves: int, most: int
+    objective: StepObjective, starts: Sequence[Sequence[int]], ranges: StageRanges | None, moves: int, most: int
 ) -> dict[tuple[int, ...], Score]:
-    """Return the `most` shortest cuts that so many moves from a legal cut visit, with their estimates; that cut alone if
-    its estimate is 0 or infinite.
+    """Return the `most` shortest cuts that so many moves from legal cuts visit, with their estimates; these cuts alone if
+    the least estimate is 0 or infinite. Rounds begin at the first of them, and at the best so far.
+
+    Rounds without a walk see a smoother estimate, which is too low: they lead to cuts that the others do not reach.
     """
-    cut, score, draw = list(start), objective.score(start), Random(0)
-    found, heat = {tuple(start): score}, _HEAT * score[0]
-    if not 0 < heat < inf:
+    found = {tuple(start): objective.score(start) for start in starts}
+    if not 0 < min(found.values())[0] < inf:
         return found
-    predecessors, successors = adjacency(objective.clusters)
-    for number in range(moves):
-        cluster, target = _move(cut, len(objective.placement), draw)
+    graph, draw, smooth = adjacency(objective.clusters), Random(0), replace(objective, walk=None)
+    for is_first, is_walked, heat in _ROUNDS:
+        start = tuple(starts[0]) if is_first else min(found, key=lambda cut: (found[cut], cut))
+        cooling = _Cooling(heat * found[start][0], moves // len(_ROUNDS), draw)
+        visited = _round(objective if is_walked else smooth, start, ranges, cooling, graph)
+        found |= visited if is_walked else {cut: objective.score(cut) for cut in _shortest(visited, most)}
+    return {each: found[each] for each in _shortest(found, most)}
+
+
+def _shortest(found: Mapping[tuple[int, ...], Score], most: int) -> list[tuple[int, ...]]:
+    return sorted(found, key=lambda each: (found[each], each))[:most]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cooling:
+    """A round of moves: seconds by which one may lengthen the step at first, their number, and the source of random numbers."""
+
+    heat: float
+    moves: int
+    draw: Random
+
+    def limit(self, seconds: float, number: int) -> float:
+        """Return the seconds that the step may take after a move, from a step of so many."""
+        return seconds - self.heat * (1 - number / self.moves) ** 2 * log(1 - self.draw.random())
+
+
+def _round(
+    objective: StepObjective, start: Sequence[int], ranges: StageRanges | None, cooling: _Cooling, graph: Adjacency
+) -> dict[tuple[int, ...], Score]:
+    """Return the cuts that the moves of a round reach."""
+    clusters, (predecessors, successors) = objective.clusters, graph
+    cut, score, found = list(start), objective.score(start), dict[tuple[int, ...], Score]()
+    near = cut_arcs(clusters, cut)
+    for number in range(cooling.moves):
+        cluster, target = _move(cut, near, len(objective.placement), cooling.draw)
         if target == cut[cluster]:
             continue
         moved = list(cut)
         carry(moved, cluster, target, successors if target > cut[cluster] else predecessors)
-        if not is_legal(objective.clusters, ranges, moved):
+        if not is_legal(clusters, ranges, moved):
             continue
-        value, temperature = objective.score(moved), heat * (1 - number / moves) ** 2
-        if value < score or draw.random() < exp((score[0] - value[0]) / temperature):
-            cut, score = moved, value
+        limit = cooling.limit(score[0], number)
+        value = objective.score(moved, limit)
+        if value < score or value[0] < limit:
+            cut, score, near = moved, value, cut_arcs(clusters, moved)
             found[tuple(moved)] = value
-    return {each: found[each] for each in sorted(found, key=lambda each: (found[each], each))[:most]}
+    return found
 
 
-def _move(cut: Sequence[int], n_stages: int, draw: Random) -> tuple[int, int]:
-    """Return a cluster and the stage to which it shall go, perhaps its own."""
+def _move(cut: Sequence[int], near: Sequence[tuple[int, int]], n_stages: int, draw: Random) -> tuple[int, int]:
+    """Return a cluster and the stage to which it shall go, perhaps its own. `near` are the arcs between stages."""
+    if near and draw.random() < _AT_BOUNDARY:
+        a, b = draw.choice(near)
+        return draw.choice(((a, cut[b]), (b, cut[a])))
     cluster = draw.randrange(len(cut))
     if draw.random() < _NEXT:
         return cluster, min(max(cut[cluster] + draw.choice((-1, 1)), 0), n_stages - 1)

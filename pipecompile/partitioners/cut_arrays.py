@@ -53,12 +53,12 @@ class CutArrays:
             speed=np.array([machine.speed[device] for device in placement], dtype=np.float64),
         )
 
-    def stage_seconds(self, column: Floats, assignment: Sequence[int]) -> list[float]:
+    def stage_seconds(self, column: Floats, assignment: Sequence[int] | Ints) -> list[float]:
         """Return the sum of a column over the clusters of every stage, at the speed of its device."""
         sums = np.bincount(np.asarray(assignment), weights=column, minlength=len(self.speed))
         return (sums / self.speed).tolist()  # type: ignore[no-any-return]
 
-    def edges(self, assignment: Sequence[int]) -> list[Edge]:
+    def edges(self, assignment: Sequence[int] | Ints) -> list[Edge]:
         """Return the pairs of stages that depend on each other, ascending. Outputs go to the last stage, which has the loss."""
         stages, n = np.asarray(assignment), len(self.speed)
         joined = np.zeros((n, n), dtype=np.bool_)

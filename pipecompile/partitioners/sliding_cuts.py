@@ -26,8 +26,8 @@ __all__ = ["least_work", "sliding_cuts"]
 _ORDERS = 6
 """Linear orders that are cut."""
 
-_WORK = 800_000
-"""Clusters, arcs and flows that all slides may visit: some tenths of a second."""
+_WORK = 200_000
+"""Effort of all slides: some tenths of a second."""
 
 _POSITIONS = 24
 """About how many positions of a boundary are tried before the finer ones."""
@@ -47,7 +47,7 @@ def sliding_cuts(objective: StepObjective, ranges: StageRanges | None, most: int
     if not any(flow.time for flow in clusters.flows) or len(clusters) > BLOCK:
         return []
     starts = [_Sliding(objective, ranges, order, cut) for order, cut in _ordered_cuts(objective, ranges)]
-    share = _WORK // objective.visits // max(1, len(starts))
+    share = _WORK // objective.effort // max(1, len(starts))
     found = {tuple(each.cut_after(share)): each.seconds for each in starts}
     return [list(cut) for cut in sorted(found, key=lambda cut: (found[cut], cut))[:most]]
 
@@ -114,7 +114,7 @@ class _Sliding:
             for position in range(begin, end):
                 cut[self.order[position]] = stage
             begin = end
-        seconds = self.objective.score(cut)[0]
+        seconds = self.objective.score(cut, self.seconds)[0]
         if seconds >= self.seconds or not is_legal(self.objective.clusters, self.ranges, cut):
             return ends
         self.cut, self.seconds = cut, seconds

@@ -18,7 +18,7 @@ from pipecompile.partitioners.constraints import StageRanges
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
 
-__all__ = ["carry", "is_legal", "path_moves", "shorten_paths", "stage_edges"]
+__all__ = ["carry", "cut_arcs", "is_legal", "path_moves", "shorten_paths", "stage_edges"]
 
 _SLACK = 1 + 1e-9
 """Factor by which the bottleneck may grow: rounding."""
@@ -32,7 +32,12 @@ Score = tuple[float, float]
 
 def stage_edges(clusters: Clusters, assignment: Sequence[int]) -> set[tuple[int, int]]:
     """Return the pairs of different stages (a, b) such that a cluster of b depends directly on a cluster of a."""
-    return {(assignment[a], assignment[b]) for a, b in clusters.arcs if assignment[a] != assignment[b]}
+    return {(assignment[a], assignment[b]) for a, b in cut_arcs(clusters, assignment)}
+
+
+def cut_arcs(clusters: Clusters, assignment: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the arcs between clusters of different stages."""
+    return [arc for arc in clusters.arcs if assignment[arc[0]] != assignment[arc[1]]]
 
 
 def shorten_paths(

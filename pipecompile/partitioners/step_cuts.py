@@ -38,14 +38,14 @@ _CAPS = (0.25, 0.5, 1.0, 1.3)
 _BLOCK = 0.25
 """Seconds of a region that is contracted, as a multiple of the mean work of a stage."""
 
-_WORK = 4_000_000
-"""Clusters and arcs that all moves of a search may visit."""
+_WORK = 800_000
+"""Effort of all moves of a search: about a second."""
 
 _SLACK = 1 - 1e-6
 """Factor by which a move must shorten the step."""
 
 _KICKS = 16
-"""Times that the best cut is left by random moves; fewer where an estimate visits many clusters."""
+"""Times that the best cut is left by random moves; fewer where an estimate takes long."""
 
 _NEAR = 500
 """Cuts one move away that are estimated."""
@@ -62,11 +62,8 @@ _SAME_WORK = 0.005
 _ORDERS = 6
 """Linear orders of a contracted graph that are cut."""
 
-_ANNEALING = 2_000_000
-"""Clusters, arcs and flows that all moves of the annealing may visit: less than a second."""
-
-_MOVES = 12_000
-"""Moves of the annealing at most, where each visits little."""
+_ANNEALING = 1_200_000
+"""Effort of the annealing: about a second."""
 
 _SLID = 3
 """Cuts of linear orders that are improved."""
@@ -80,13 +77,14 @@ def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRange
     """Return up to `most` different cuts, the shortest estimated step first, some of every kind. `start` is a legal cut."""
     slid, contracted = sliding_cuts(objective, ranges, _SLID), list(_contracted_cuts(objective))
     starts: list[list[list[int]]] = [[list(start)], slid, contracted]
-    share = _WORK // objective.visits // sum(map(len, starts))
+    share = _WORK // objective.effort // sum(map(len, starts))
     kinds = [_improved(objective, cuts, ranges, share) for cuts in starts]
     kinds.append(_kicked(objective, ranges, _merged(kinds)))
     every = _merged(kinds)
     if not add_short_cuts(objective, ranges, every, _ALIKE * most, _VISITS // len(objective.placement)):
-        moves = min(_MOVES, _ANNEALING // objective.visits)
-        kinds.append(annealed_cuts(objective, _sorted(every)[0], ranges, moves, _ALIKE * most))
+        moves = _ANNEALING // objective.effort
+        annealed = annealed_cuts(objective, [start, _sorted(every)[0]], ranges, moves, _ALIKE * most)
+        kinds.append(annealed | _improved(objective, _sorted(annealed)[:1], ranges, share))
         every = _merged([*kinds, every])
     chosen = [cut for kind in kinds for cut in islice(_different(objective, _sorted(kind)), most // (len(kinds) + 1))]
     filled = [_filled(objective, cut, ranges, len(set(start))) for cut in chosen + _sorted(every)[:most]]
@@ -138,7 +136,7 @@ def _different(objective: StepObjective, cuts: Sequence[list[int]]) -> Iterator[
 def _kicked(objective: StepObjective, ranges: StageRanges | None, found: Estimates) -> Estimates:
     """Return further cuts: leave the best by two random moves, and improve again; the same moves at every call."""
     draw, graph, kicked = Random(0), adjacency(objective.clusters), dict[tuple[int, ...], Score]()
-    for _ in range(min(_KICKS, _WORK // objective.visits // _NEAR)):
+    for _ in range(min(_KICKS, _WORK // objective.effort // _NEAR)):
         cut = _sorted(_merged([found, kicked]))[0]
         for _ in range(2):
             moves = list(islice(_moves(objective, cut, ranges, graph), _NEAR))
@@ -172,7 +170,7 @@ def _contracted_cuts(objective: StepObjective) -> Iterator[list[int]]:
             continue
         before = len(coarse)
         ranges, estimate = stage_ranges(coarse, n_stages), replace(objective, clusters=coarse)
-        share = _WORK // (len(coarse) + len(coarse.arcs) + len(coarse.flows)) // _ORDERS // len(_CAPS)
+        share = _WORK // estimate.effort // _ORDERS // len(_CAPS)
         for order in islice(candidate_orders(coarse, ranges), _ORDERS):
             cut = cut_order(coarse, machine, order, ranges)
             if cut is not None and is_legal(coarse, ranges, cut):
@@ -195,7 +193,7 @@ def _descend(objective: StepObjective, start: Sequence[int], ranges: StageRanges
             evaluations -= 1
             if evaluations < 0:
                 return best
-            value = objective.score(candidate)
+            value = objective.score(candidate, score[0])
             if _is_better(value, score):
                 best, score, improved = candidate, value, True
                 break

@@ -26,6 +26,7 @@ from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.constraints import stage_ranges
 from pipecompile.partitioners.incumbent import GAP
 from pipecompile.partitioners.machine import Machine
+from pipecompile.partitioners.schedule_walk import ScheduleWalk
 from pipecompile.partitioners.solver import with_cut
 from pipecompile.partitioners.step_objective import StepObjective, step_lower_bound
 from pipecompile.planning.draft import Draft, by_depth, make_draft
@@ -50,8 +51,8 @@ _CLIMB = 96
 _ACTIONS = 40_000
 """Actions that the simulations of these may have together: a second or two."""
 
-_NEAR = 1.15
-"""Estimated step of a cut that is simulated, as a multiple of the least estimate."""
+_NEAR = 1.15, 1.03
+"""Estimated step of a cut that is simulated, as a multiple of the least estimate: without a walk of the schedule, and with one."""
 
 __all__ = ["shorten_step", "step_seconds", "with_searched_step"]
 
@@ -96,7 +97,10 @@ class _StepSearch:
         self.clusters = coarsen(_of_actions(draft.problem, options))
         machine = Machine.of(draft.problem, options.n_stages)
         self.ranges = stage_ranges(self.clusters, options.n_stages)
-        self.objective = StepObjective(self.clusters, machine, draft.placement, count, Kind.INPUT_GRAD in options.kinds)
+        chain = options.schedule_for(count)  # the order of a chain suits every cut, that of a DAG its own stages
+        walk = ScheduleWalk.of(chain) if chain.placement == draft.placement else None
+        is_split = Kind.INPUT_GRAD in options.kinds
+        self.objective = StepObjective(self.clusters, machine, draft.placement, count, is_split, walk)
         self.start = [draft.partition.stage_of[names[0]] for names in self.clusters.members]
         self.draft = self.best = draft
         self.best_cut, self.best_seconds, self.tried = self.start, self.seconds(draft), 1
@@ -126,14 +130,15 @@ class _StepSearch:
         from pipecompile.partitioners.step_cuts import near_cuts, step_cuts  # a chain of stages needs none of it
 
         cuts = step_cuts(self.objective, self.start, self.ranges, _MOST)
-        limit = self.objective.score(cuts[0])[0] * _NEAR
+        factor = _NEAR[self.objective.walk is not None]
+        limit = self.objective.score(cuts[0])[0] * factor
         for cut in cuts:
             if self.objective.score(cut)[0] <= limit:
                 self._try(cut)
         most = self.tried + max(_MOST, min(_CLIMB, _ACTIONS // (2 * self.count * self.options.n_stages)))
         improved = True
         while improved and self.tried < most:
-            near = near_cuts(self.objective, self.best_cut, self.ranges, most - self.tried, _NEAR)
+            near = near_cuts(self.objective, self.best_cut, self.ranges, most - self.tried, factor)
             improved = sum(self._try(cut) for cut in near) > 0
 
     def seconds(self, draft: Draft) -> float:

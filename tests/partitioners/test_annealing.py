@@ -34,11 +34,11 @@ def test_a_cut_of_a_grid_becomes_much_shorter():
     for seed in range(3):
         estimate = objective(grid(seed), 3)
         start = [0] * len(estimate.clusters)
-        found = annealed_cuts(estimate, start, None, 3000, 5)
+        found = annealed_cuts(estimate, [start], None, 3000, 5)
         assert len(found) == 5
         assert all(score == estimate.score(cut) for cut, score in found.items())
         assert min(found.values())[0] < 0.6 * estimate.score(start)[0]
-        assert found == annealed_cuts(estimate, start, None, 3000, 5)
+        assert found == annealed_cuts(estimate, [start], None, 3000, 5)
 
 
 @settings(max_examples=25, deadline=None)
@@ -48,7 +48,7 @@ def test_cuts_are_legal(case):
     if problem.placement is not None or problem.apart or problem.pins:
         return
     estimate = objective(problem, n_stages)
-    for cut in annealed_cuts(estimate, [0] * len(estimate.clusters), None, 200, 10):
+    for cut in annealed_cuts(estimate, [[0] * len(estimate.clusters)], None, 200, 10):
         if estimate.score(cut)[0] < float("inf"):
             verify_assignment(problem, estimate.clusters.stage_by_node(cut), n_stages)
 
@@ -60,11 +60,11 @@ def test_a_pin_holds():
     assert ranges is not None
     start = list(ranges[0])
     place = next(i for i, members in enumerate(estimate.clusters.members) if "n1_1" in members)
-    found = annealed_cuts(estimate, start, ranges, 1000, 20)
+    found = annealed_cuts(estimate, [start], ranges, 1000, 20)
     assert len(found) == 20
     assert {cut[place] for cut in found} == {1}
 
 
 def test_operations_that_take_no_time_are_left_where_they_are():
     free = Problem(tuple(Node(f"n{i}", 0.0) for i in range(4)))
-    assert list(annealed_cuts(objective(free, 2), [0, 0, 1, 1], None, 100, 5)) == [(0, 0, 1, 1)]
+    assert list(annealed_cuts(objective(free, 2), [[0, 0, 1, 1]], None, 100, 5)) == [(0, 0, 1, 1)]
