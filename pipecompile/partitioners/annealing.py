@@ -31,6 +31,9 @@ lengthening of the step, as a share of it, that its first moves make with probab
 _AT_BOUNDARY = 0.7
 """Share of the moves that join the ends of an arc between two stages: in a large graph, most other moves carry far too much."""
 
+_TWICE = 0.3
+"""Share of the moves that are two in one: two operations change places where neither can go alone."""
+
 _NEXT = 0.7
 """Share of the other moves that go to the next stage; the rest goes to any."""
 
@@ -76,16 +79,15 @@ def _round(
     objective: StepObjective, start: Sequence[int], ranges: StageRanges | None, cooling: _Cooling, graph: Adjacency
 ) -> dict[tuple[int, ...], Score]:
     """Return the cuts that the moves of a round reach."""
-    clusters, (predecessors, successors) = objective.clusters, graph
+    clusters, n_stages = objective.clusters, len(objective.placement)
     cut, score, found = list(start), objective.score(start), dict[tuple[int, ...], Score]()
     near = cut_arcs(clusters, cut)
     for number in range(cooling.moves):
-        cluster, target = _move(cut, near, len(objective.placement), cooling.draw)
-        if target == cut[cluster]:
-            continue
         moved = list(cut)
-        carry(moved, cluster, target, successors if target > cut[cluster] else predecessors)
-        if not is_legal(clusters, ranges, moved):
+        for _ in range(1 + (cooling.draw.random() < _TWICE)):
+            cluster, target = _move(moved, near, n_stages, cooling.draw)
+            carry(moved, cluster, target, graph[target > moved[cluster]])
+        if moved == cut or not is_legal(clusters, ranges, moved):
             continue
         limit = cooling.limit(score[0], number)
         value = objective.score(moved, limit)
