@@ -55,7 +55,11 @@ def text_of(error: BaseException) -> str:
 
 def described(error: BaseException) -> str:
     """Return the type of an exception and its text, if it has one."""
-    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+    return f"{type(error).__name__}: {text_of(error).partition(_REGISTRY)[0]}".removesuffix(": ")
+
+
+_REGISTRY = " This could be because the operator doesn't exist for this backend"
+"""Where a message of torch's dispatcher about a missing kernel goes on with a page of the kernels that it has."""
 
 
 _MOST = 4000

@@ -173,3 +173,14 @@ def test_a_warning_has_the_line_of_the_caller() -> None:
 def test_an_advice_to_call_the_model_itself_says_what_ranks_do_first() -> None:
     """On ranks the model has the trained weights of its own stages alone, and would compute with outdated ones."""
     assert "pipe.model.load_state_dict(pipe.full_state_dict())" in CODES["PC112"].hint
+
+
+def test_the_kernels_that_torch_has_are_no_part_of_a_description() -> None:
+    """A message of torch's dispatcher goes on with a page of them."""
+    missing = NotImplementedError(
+        "Could not run 'aten::f' with arguments from the 'QuantizedMeta' backend. This could be because the operator doesn't exist for"
+        " this backend, or was omitted.\n\nCPU: registered at RegisterCPU.cpp:2369 [kernel]\n"
+    )
+    assert described(missing) == (
+        "NotImplementedError: Could not run 'aten::f' with arguments from the 'QuantizedMeta' backend."
+    )

@@ -201,10 +201,7 @@ class KernelLog(ObservingMode):  # type: ignore[no-untyped-call]
         taken, self._kernels = tuple(self._kernels), []
         return taken
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if func.namespace == "prim":  # queries of a tensor's device or layout
             return result

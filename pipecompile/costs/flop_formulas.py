@@ -52,10 +52,7 @@ class FlopCount(ObservingMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.flops = 0.0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if isinstance(func, OpOverload):
             with suppress(Exception):

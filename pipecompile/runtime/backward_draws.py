@@ -82,7 +82,7 @@ class WatchingBuilder(CodeBuilder):
 class _NewDraws(RandomDrawCounter):  # type: ignore[no-untyped-call]
     """Counts draws but those of a region that is recomputed: it draws what its forward drew, but for generators of its own."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_recomputing_region() and (kwargs or {}).get("generator") is None:
-            return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_recomputing_region() and kwargs.get("generator") is None:
+            return func(*args, **kwargs)
+        return super().observe(func, args, kwargs)

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch._C import _functorch
+from torch._C import DisableTorchFunctionSubclass, _functorch
 from torch._dispatch.python import enable_python_dispatcher  # 2.11; operators decompose in Python, with symbolic sizes
 from torch._guards import (  # 2.11; the FakeTensorMode on the stack, or that of tensors
     active_fake_mode,
@@ -92,6 +92,9 @@ class ObservingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode under which compiled functions run in eager, so that it sees their operators.
 
     Torch compiles nothing under such a mode, and torch 2.11 would never again compile a function that was called under one.
+
+    `__torch_function__` of tensor subclasses is off in the operators of torch: the engine calls them without it, and an operator that
+    Python calls again would return the subclass, or call the user's code.
     """
 
     supports_higher_order_operators = True
@@ -103,6 +106,16 @@ class ObservingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entered = super().__enter__()  # type: ignore[no-untyped-call]
         _eager_stance.begin()
         return entered
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "namespace", None) != "aten":
+            return self.observe(func, args, kwargs or {})
+        with DisableTorchFunctionSubclass():
+            return self.observe(func, args, kwargs or {})
+
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator and return its result; modes define what they note of it."""
+        return func(*args, **kwargs)
 
     def __exit__(self, *error: object) -> None:
         _eager_stance.end()

@@ -39,6 +39,9 @@ from pipecompile.tracing.state.tensor_contents import tensors_restored
 __all__ = ["GRADIENT", "CheckedCall", "Observation", "observe", "random_states_of", "undone"]
 
 GRADIENT = "gradient of "
+
+_FREED = "backward through the graph a second time"
+"""Part of the message of autograd about a graph that an earlier backward has freed."""
 """The beginning of the name of a gradient in an observation."""
 
 
@@ -160,12 +163,18 @@ def _kept(value: Any, owned: set[int]) -> Any:
 def _gradients(call: CheckedCall, results: list[Any], leaves: list[Any]) -> Mapping[str, Any]:
     """Return the gradients of parameters and inputs by name; of outputs that are no loss, the sum with fixed weights is taken.
 
-    No gradient is accumulated, so hooks of `.grad` do not run.
+    No gradient is accumulated, so hooks of `.grad` do not run. A forward that differentiates may have freed the graph of its outputs:
+    the outputs have no gradients then, in the model as in its recording, and the other values are still compared.
     """
     roots, weights, wanted = _roots(call, results, leaves)
     if not wanted:
         return {}
-    found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
+    try:
+        found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
+    except RuntimeError as error:
+        if _FREED not in text_of(error):
+            raise
+        return {GRADIENT + "the outputs": "freed by the forward"}
     return dict(zip(wanted, found, strict=True))
 
 

@@ -95,3 +95,15 @@ def test_one_run_is_watched() -> None:
     run = draws.watched(lambda _: runs.append(torch.rand(len(runs))), 3)
     run(None), run(None)  # type: ignore[arg-type]
     assert (draws.stages, len(runs)) == ({3}, 2)
+
+
+class Marked(torch.Tensor):
+    """A subclass without behaviour of its own, as a data set may return."""
+
+
+def test_the_watched_backward_leaves_gradients_of_the_class_that_eager_leaves() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    x, target = torch.randn(8, 4).as_subclass(Marked), torch.randint(0, 3, (8,))
+    pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=F.cross_entropy, progress=False)
+    pipe.step(x, target=target)
+    assert [type(parameter.grad) for parameter in model.parameters()] == [torch.Tensor] * 4

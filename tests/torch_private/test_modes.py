@@ -131,9 +131,9 @@ def test_a_trace_of_torch_jit_is_seen() -> None:
 
 def test_a_compiled_function_that_a_mode_has_seen_is_compiled_afterwards() -> None:
     class Names(ObservingMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def observe(self, func, args, kwargs):  # type: ignore[no-untyped-def]
             seen.append(func.overloadpacket.__name__)
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
 
     def backend(module: torch.fx.GraphModule, inputs: object) -> object:
         compiled.append(module)
@@ -147,3 +147,19 @@ def test_a_compiled_function_that_a_mode_has_seen_is_compiled_afterwards() -> No
     assert (seen, compiled) == (["sin", "sin", "add", "add"], [])
     function(x)
     assert len(compiled) == 1
+
+
+def test_a_backward_that_a_mode_observes_calls_no_function_of_a_subclass() -> None:
+    class Noting(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    seen: list[object] = []
+    x, weight = torch.ones(2, 3).as_subclass(Noting), torch.ones(4, 3, requires_grad=True)
+    total = torch.nn.functional.linear(x, weight).sum()
+    seen.clear()
+    with ObservingMode():
+        torch.autograd.backward([total.as_subclass(torch.Tensor)])
+    assert (type(weight.grad), seen) == (torch.Tensor, [])

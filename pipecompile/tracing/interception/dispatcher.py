@@ -50,8 +50,7 @@ class DispatchRecorder(ObservingMode):  # type: ignore[no-untyped-call]
         self.listener = listener
         self.is_detaching = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, HigherOrderOperator):
             raise TraceError(
                 code="PC115", where=caller(), why=f"torch compiles the functions that {name_of(func)} takes as a whole"

@@ -54,9 +54,9 @@ class RandomDrawCounter(ObservingMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += draws_random(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.count += draws_random(func, args, kwargs)
+        return func(*args, **kwargs)
 
     def note_layer(self, called: Any, args: Sequence[Any] = ()) -> int:
         """Count a layer or function that draws without an operator to show it. Return the count."""

@@ -155,10 +155,18 @@ def _merged(calls: Sequence[TrialCall], sizes: Sequence[int | None]) -> TrialCal
     )
 
 
+_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+_ONE_MODULE = ": keep all from quantize to dequantize in one submodule"
+
+
 def _leaf_spec(piece: Piece, values: Sequence[Any], sizes: Sequence[int | None]) -> LeafSpec:
     """Return the spec of one leaf from its values in all runs."""
     first = values[0]
     if isinstance(first, TrialTensor):
+        if first.dtype in _QUANTIZED:
+            raise UnpredictableResult(
+                piece, f"it returns {first.dtype}, of which there are no tensors without memory{_ONE_MODULE}"
+            )
         if any((len(value.shape), value.dtype) != (len(first.shape), first.dtype) for value in values):
             raise UnpredictableResult(piece, "the number of dimensions or the dtype of a result depends on the data")
         lengths = zip(*(value.shape for value in values), strict=True)

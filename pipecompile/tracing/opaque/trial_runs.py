@@ -181,12 +181,12 @@ class _KernelMode(ObservingMode):  # type: ignore[no-untyped-call]
         held = (*held_values(places_of(model)), *reachable(model).objects)
         self.sources = random_sources(generators_among(held))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         read = _tensors((args, kwargs))
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         known = {memory_key(tensor) for tensor in read}
         if self.observer is not None:
-            self.observer.note_kernel(func, args, kwargs or {}, read, result)
+            self.observer.note_kernel(func, args, kwargs, read, result)
         for tensor in _tensors(result):
             if memory_key(tensor) not in known and tensor.layout is torch.strided:
                 self.makers[memory_key(tensor)] = self.observer.piece if self.observer else None

@@ -79,8 +79,7 @@ class CopyBeforeWrite(ObservingMode):  # type: ignore[no-untyped-call]
         }  # of views the largest
         self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, HigherOrderOperator) and schema_of(func).is_mutable:
             for argument, value in zip(schema_of(func).arguments, args, strict=False):
                 self._copy(argument, value)
