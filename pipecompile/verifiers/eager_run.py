@@ -39,10 +39,10 @@ from pipecompile.tracing.state.tensor_contents import tensors_restored
 __all__ = ["GRADIENT", "CheckedCall", "Observation", "observe", "random_states_of", "undone"]
 
 GRADIENT = "gradient of "
+"""The beginning of the name of a gradient in an observation."""
 
 _FREED = "backward through the graph a second time"
 """Part of the message of autograd about a graph that an earlier backward has freed."""
-"""The beginning of the name of a gradient in an observation."""
 
 
 _Differentiate = Callable[["CheckedCall", list[Any], list[Any]], Mapping[str, Any]]
