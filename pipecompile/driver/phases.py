@@ -97,7 +97,8 @@ def specialize(
     specialization = Specialization(
         graph, request.signature, plan, final, plan_routes, stages, mirrors, norms, executable, log, guards, overlaps
     )
-    return specialization, decision.after(planned, specialization.cut)
+    counts = options.default_microbatches, len(request.batch.sizes)
+    return specialization, decision.after(planned, specialization.cut, counts)
 
 
 # -- record ---------------------------------------------------------------------------------------------------------
