@@ -1,5 +1,9 @@
-"""What the examples compare with: the plain loop over micro-batches, and how far the gradients of two models are apart."""
+"""What the examples compare with: the plain loop over micro-batches, and how far the gradients of two models are apart.
 
+Also the check of the numbers on their command lines.
+"""
+
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -22,3 +26,10 @@ def gradient_difference(model: nn.Module, other: nn.Module) -> float:
     """The largest absolute difference between two gradients of one parameter; 0 means that all are bit-equal."""
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     return max(float((mine.grad.to(theirs.grad.device) - theirs.grad).abs().max()) for mine, theirs in pairs)
+
+
+def at_least_one(text: str) -> int:
+    """The whole number of an option of a script, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from eager import eager_step, gradient_difference
+from eager import at_least_one, eager_step, gradient_difference
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate, max_pool2d
 
@@ -212,7 +212,7 @@ def sent(pipe: pc.Pipeline, gradients: bool) -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3, help="optimizer steps")
+    parser.add_argument("--steps", type=at_least_one, default=3, help="optimizer steps")
     parser.add_argument("--time-limit", type=float, default=2, help="seconds to look for a cut")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="models to train")
     return parser.parse_args()

@@ -7,7 +7,7 @@ import argparse
 import copy
 
 import torch
-from eager import eager_step, gradient_difference
+from eager import at_least_one, eager_step, gradient_difference
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet50
 
@@ -59,9 +59,9 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="out/resnet50", help="directory for the plan, the schedule and the pictures")
-    parser.add_argument("--steps", type=int, default=3, help="optimizer steps")
-    parser.add_argument("--image-size", type=int, default=64, help="height and width of the random images")
-    parser.add_argument("--batch", type=int, default=16, help="images in a mini-batch")
+    parser.add_argument("--steps", type=at_least_one, default=3, help="optimizer steps")
+    parser.add_argument("--image-size", type=at_least_one, default=64, help="height and width of the random images")
+    parser.add_argument("--batch", type=at_least_one, default=16, help="images in a mini-batch")
     return parser.parse_args()
 
 

@@ -76,7 +76,10 @@ def parse_options() -> argparse.Namespace:
         parser.error(
             "start it with torchrun, as in: torchrun --standalone --nproc-per-node=2 examples/train_distributed.py"
         )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if min(options.steps, options.every, options.image_size, options.batch) < 1:
+        parser.error("--steps, --every, --image-size and --batch are at least 1")
+    return options
 
 
 if __name__ == "__main__":

@@ -217,11 +217,12 @@ class Pipeline(ModelProxy):
         """Every instruction of every device in the last step, or in the next one."""
         if self._last is not None:
             return self._last[0].program
+        count = self._cache.decision.expected_microbatches(self._options)
         if self._options.across_batch == "exact":
-            return call_executable(self._cache.latest, self._options.default_microbatches, with_backward=True).program
+            return call_executable(self._cache.latest, count, with_backward=True).program
         written, with_target = self._options.schedule, self._options.loss_fn is not None
         with_target = written.has_target if isinstance(written, WrittenProgram) else with_target
-        return step_executable(self._cache.latest, self._options.default_microbatches, with_target).program
+        return step_executable(self._cache.latest, count, with_target).program
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

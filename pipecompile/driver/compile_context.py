@@ -59,11 +59,21 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The plan of the first specialization, which later ones keep. A plan without a cut comes from the user."""
+    """The plan of the first specialization, which later ones keep. A plan without a cut comes from the user.
+
+    `counts` is the number of micro-batches that was asked for, and the number into which the first mini-batch went.
+    """
 
     plan: Plan | None = None
     problem: Problem | None = None
     cut: Cut | None = None
+    counts: tuple[int, int] | None = None
+
+    def expected_microbatches(self, options: Options) -> int:
+        """Return into how many micro-batches the next step goes: fewer than asked for, as the first mini-batch, if that has fewer samples."""
+        asked = options.default_microbatches
+        is_open = isinstance(options.schedule, str) or callable(options.schedule)
+        return min(self.counts) if is_open and self.counts is not None and self.counts[0] == asked else asked
 
     def on(self, graph: TracedGraph, samples: int | None, devices: Sequence[str]) -> Planned | None:
         """Return the plan on `devices` with its cut carried over to `graph`. Return None if the graph has to be cut.
@@ -80,11 +90,11 @@ class Decision:
         stage_of = self.cut.on(graph)
         return Planned(self.plan, None, samples, stage_of) if stage_of else None
 
-    def after(self, planned: Planned, cut: Cut) -> Decision:
+    def after(self, planned: Planned, cut: Cut, counts: tuple[int, int] | None = None) -> Decision:
         """Return the decision for later specializations: this one, completed where it was open."""
         if self.plan is None:
-            return Decision(planned.plan, planned.problem, cut)
-        return self if self.cut else replace(self, plan=planned.plan, cut=cut)
+            return Decision(planned.plan, planned.problem, cut, counts)
+        return self if self.cut else replace(self, plan=planned.plan, cut=cut, counts=counts)
 
 
 def _warn_of_moved(plan: Plan) -> None:

@@ -97,7 +97,9 @@ def specialize(
     specialization = Specialization(
         graph, request.signature, plan, final, plan_routes, stages, mirrors, norms, executable, log, guards, overlaps
     )
-    return specialization, decision.after(planned, specialization.cut)
+    is_asked = len(request.candidates) == 1  # else the number was chosen, among those that the samples allow
+    counts = (options.default_microbatches, len(request.batch.sizes)) if is_asked else None
+    return specialization, decision.after(planned, specialization.cut, counts)
 
 
 # -- record ---------------------------------------------------------------------------------------------------------

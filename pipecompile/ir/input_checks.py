@@ -44,6 +44,9 @@ FEW = 1000
 its verifier reports what is missing. Work that is linear in so many takes milliseconds."""
 
 
+_LARGEST = 1e100
+"""The largest finite amount, of seconds, bytes or bytes per second; the smallest is one over it. Sums and quotients of such stay finite."""
+
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 """Bytes of the name of a file and of a path, on every usual file system."""
 
@@ -70,10 +73,20 @@ def amount(name: str, value: object, *, zero: bool = True, finite: bool = True) 
     if isinstance(value, Real) and not isinstance(value, bool):
         number = float_of(value)
         if (number > 0 or (zero and number == 0)) and not (finite and number == inf):
-            return number
+            return _of_some_size(name, number, least=0.0 if zero else 1 / _LARGEST)
     kind = "a finite number" if finite else "a number"
     limit = "of at least 0" if zero else "above 0"
     raise InputError(f"{name}={shown(value)} is not {kind} {limit}", hint=f"{name}=1.0")
+
+
+def _of_some_size(name: str, number: float, *, least: float) -> float:
+    """Return the number. Raise InputError for one so large, or so near to 0, that sums and quotients are infinite."""
+    if _LARGEST < number < inf or number < least:
+        what = f"more than {_LARGEST:g}" if number > 1 else f"less than {least:g}"
+        raise InputError(
+            f"{name}={shown(number)} is {what}", why="sums of such numbers are not finite", hint=f"{name}=1.0"
+        )
+    return number
 
 
 def amounts(name: str, value: object, count: int, noun: str, *, finite: bool = True) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import SHARDING, Action, Kind
 from pipecompile.ir.input_checks import json_text, whole
 from pipecompile.ir.schedule import Schedule
-from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated
+from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated, row_place
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import check_whole, first_slice
 
@@ -163,7 +163,7 @@ def _check_epilogue(epilogue: Rows, later: int) -> None:
             if action.microbatch < 0 and action.kind not in SHARDING:
                 raise ScheduleError(
                     f"{action.later(later)} after the period is on a micro-batch of the repetitions",
-                    where=f"row {number}",
+                    where=row_place(number),
                     why=f"an epilogue has micro-batches from {later} on, so that any number of repetitions can come before it",
                     hint="Schedule.from_csv, which reads any rows",
                 )
@@ -174,7 +174,7 @@ def _parts(line: str, row: int) -> tuple[tuple[Action, ...], Repeated, tuple[Act
     periods = [(index, found) for index, cell in enumerate(cells) if (found := parse_repeated(cell)) is not None]
     if len(periods) != 1:
         raise ScheduleError(
-            f"the row has {len(periods)} periods, expected 1", where=f"row {row}", why="as in (0F1;0B0)x7+1"
+            f"the row has {len(periods)} periods, expected 1", where=row_place(row), why="as in (0F1;0B0)x7+1"
         )
     ((index, period),) = periods
     before, after = (tuple(map(Action.parse, part)) for part in (cells[:index], cells[index + 1 :]))

@@ -167,9 +167,11 @@ def _placement(rows: Sequence[Sequence[Action]]) -> tuple[int, ...]:
     for device, row in enumerate(rows):
         for action in row:
             if device_of.setdefault(action.stage, device) != device:
+                from pipecompile.ir.schedule_csv import row_place
+
                 raise ScheduleError(
                     f"stage {action.stage} is on device {device_of[action.stage]} and on device {device}",
-                    where=f"row {device}, action {action}",
+                    where=f"{row_place(device)}, action {action}",
                     hint="keep all actions of a stage in one row",
                 )
     missing = next((stage for stage in range(len(device_of)) if stage not in device_of), None)

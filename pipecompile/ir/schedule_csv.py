@@ -22,7 +22,7 @@ from pipecompile.ir.action import Action, Kind
 from pipecompile.ir.input_checks import without_mark
 from pipecompile.ir.overlap import parse_cell
 
-__all__ = ["Repeated", "csv_lines", "parse_repeated", "read_rows"]
+__all__ = ["Repeated", "csv_lines", "parse_repeated", "read_rows", "row_place"]
 
 Rows = list[list[tuple[Action, ...]]]
 """Per row its cells, each with one action, or with all actions that overlap."""
@@ -64,7 +64,7 @@ def _unrolled(cell: Repeated) -> Iterator[tuple[Action, ...]]:
 
 
 def read_rows(text: str) -> Rows:
-    """Return the cells of every line. Raise ScheduleError naming row and column of every cell that cannot be read."""
+    """Return the cells of every line. Raise ScheduleError naming row, line and cell of every cell that cannot be read."""
     lines = csv_lines(text)
     faults: list[tuple[str, ScheduleError]] = []
     rows = [list(_row(line, number, faults)) for number, line in enumerate(lines)]
@@ -93,6 +93,11 @@ def csv_lines(text: str) -> list[str]:
     return lines
 
 
+def row_place(row: int) -> str:
+    """Return the place of a row in a message: devices count from 0, lines and cells from 1."""
+    return f"row {row} (line {row + 1})"
+
+
 def _row(line: str, row: int, faults: list[tuple[str, ScheduleError]]) -> Iterator[tuple[Action, ...]]:
     for column, cell in enumerate(line.split(",")):
         try:
@@ -103,7 +108,7 @@ def _row(line: str, row: int, faults: list[tuple[str, ScheduleError]]) -> Iterat
             else:
                 yield parse_cell(text)
         except ScheduleError as error:
-            faults.append((f"row {row}, column {column}", error))
+            faults.append((f"{row_place(row)}, cell {column + 1}", error))
 
 
 def _check_backwards(rows: Rows) -> None:
@@ -114,6 +119,6 @@ def _check_backwards(rows: Rows) -> None:
             if action.kind is Kind.WEIGHT_GRAD and action.cell in whole:
                 both = f"{action.stage}B{action.part}"
                 raise ScheduleError(
-                    f"{both} and {action} are both there", where=f"row {number}", why="B has the work of I and W",
+                    f"{both} and {action} are both there", where=row_place(number), why="B has the work of I and W",
                     hint=f"{both.replace('B', 'I')} instead of {both}, as files of torch 2.5 and older mean it",
                 )  # fmt: skip

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from pipecompile.batching.batch_dims import BatchDims, check_batch_dims
 from pipecompile.batching.call_inputs import flatten
@@ -21,6 +22,7 @@ from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.ir.input_checks import whole
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
+from pipecompile.layouts.call_text import input_words
 from pipecompile.layouts.enumeration import Layout, layouts_of
 from pipecompile.layouts.hardware import Cluster, cluster_of
 from pipecompile.layouts.layout_table import ClusterPlan, LayoutRow, StepSeconds
@@ -48,6 +50,8 @@ _CUT_SECONDS = 5.0
 _GAP = 0.01
 """Relative distance to the best cut that is near enough: published steps are not predicted that closely."""
 
+OptimizerChoice = str | Optimizer | type[Optimizer] | None
+
 _NOT_IN_OPTIONS = ("model", "n_stages", "example_args", "example_kwargs", "mesh")
 
 
@@ -58,7 +62,7 @@ def plan_for(
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     batch_dims: BatchDims | None = None,
-    optimizer: str | None = "adamw",
+    optimizer: OptimizerChoice = "adamw",
     schedules: Sequence[str] = SCHEDULES,
     most_stages: int = 64,
 ) -> ClusterPlan:
@@ -70,7 +74,7 @@ def plan_for(
 
     **batch_dims:** as in `compile`.
 
-    **optimizer:** the name of the optimizer, whose state counts as memory; None for no state.
+    **optimizer:** the optimizer, whose state counts as memory, its class or its name; None for no state.
 
     **schedules:** names of the catalogue that are compared.
 
@@ -98,7 +102,8 @@ class LayoutEstimator:
 
     pipelines: PipelineModel
     samples: int
-    optimizer: str | None
+    optimizer: OptimizerChoice
+    inputs: str = "example_args=(x,)"
 
     @classmethod
     def of(
@@ -108,7 +113,7 @@ class LayoutEstimator:
         example_args: Sequence[Any],
         example_kwargs: Mapping[str, Any] | None = None,
         batch_dims: BatchDims | None = None,
-        optimizer: str | None = "adamw",
+        optimizer: OptimizerChoice = "adamw",
     ) -> LayoutEstimator:
         """Record the model on two samples of the mini-batch. Raise InputError for a mini-batch without a batch dimension."""
         optimizer_copies(optimizer)
@@ -121,21 +126,31 @@ class LayoutEstimator:
             raise InputError("the mini-batch has no batch dimension", hint=hint)
         graph = note_ties(record(model, inputs.resized(min(2, inputs.samples))))
         pipelines = PipelineModel(graph, inputs, cluster, _usual_options(model))
-        return cls(pipelines, inputs.samples, optimizer)
+        words = input_words(model, args, kwargs, batch_dims) + ", optimizer=optimizer" * isinstance(
+            optimizer, Optimizer
+        )
+        return cls(pipelines, inputs.samples, optimizer, words)
 
     @property
     def cluster(self) -> Cluster:
         return self.pipelines.cluster
 
     def best_row(self, layout: Layout, schedules: Sequence[str]) -> LayoutRow | None:
-        """Return the fitting row with the shortest step, else that which lacks least; None if the mini-batch does not divide."""
-        rows: list[LayoutRow] = []
+        """Return the fitting row with the shortest step, else that which lacks least; None if the mini-batch does not divide.
+
+        Points are compared with the cut that all sizes share; the best one also has the cut of its own size.
+        """
+        rows: dict[PipelinePoint, LayoutRow] = {}
         for point in self._points(layout, schedules):
             if (row := self.row(layout, point)) is not None:
-                rows.append(row)
+                rows[point] = row
                 if row.memory.total - row.memory.activations > self.cluster.capacity:
                     break  # the weights alone are too many, whatever the schedule
-        return min(rows, key=lambda row: (row.missing, row.seconds.total), default=None)
+        if not rows:
+            return None
+        best = min(rows, key=lambda point: _rank(rows[point]))
+        own = None if layout.pp == 1 else self.row(layout, replace(best, has_own_cut=True))
+        return min(filter(None, (own, rows[best])), key=_rank)
 
     def row(self, layout: Layout, point: PipelinePoint, recompute: Sequence[bool] | None = None) -> LayoutRow | None:
         """Return the row of one point. With `recompute` None, stages recompute where memory requires it. None: there is no such cut."""
@@ -150,7 +165,7 @@ class LayoutEstimator:
         bound = self.pipelines.lower_bound(point) + seconds.gather + seconds.optimizer
         return LayoutRow(
             layout, point.n_stages, point.schedule, point.count, point.samples, flags, seconds,
-            min(bound, seconds.total), fullest, missing, self.optimizer,
+            min(bound, seconds.total), fullest, missing, _name_of(self.optimizer), self.inputs,
         )  # fmt: skip
 
     def _points(self, layout: Layout, schedules: Sequence[str]) -> Iterator[PipelinePoint]:
@@ -206,6 +221,18 @@ class LayoutEstimator:
             reduction=reduced - run.seconds + after,
             optimizer=touched / cluster.spec.bandwidth,
         )
+
+
+def _rank(row: LayoutRow) -> tuple[float, float]:
+    """Return the bytes that a row lacks, then its seconds: less is better."""
+    return row.missing, row.seconds.total
+
+
+def _name_of(optimizer: OptimizerChoice) -> str | None:
+    """Return the name of an optimizer as `compile` takes it; None for an optimizer itself, which a line passes by its variable."""
+    return (
+        optimizer.__name__.lower() if isinstance(optimizer, type) else optimizer if isinstance(optimizer, str) else None
+    )
 
 
 def _checked_schedules(schedules: Sequence[str]) -> tuple[str, ...]:

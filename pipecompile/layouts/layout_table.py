@@ -36,7 +36,8 @@ class LayoutRow:
 
     `n_stages` stages; `n_microbatches` micro-batches of `samples` samples in each copy; `recompute` has a flag per stage. `seconds`
     are those of the step by part, `lower_bound` those that a step of this layout needs at least, whatever its cut and schedule.
-    `memory` is that of the fullest device, and `missing` the bytes that it lacks, 0 if the layout fits.
+    `memory` is that of the fullest device, and `missing` the bytes that it lacks, 0 if the layout fits. `inputs` are the arguments
+    of `plan_for` that the line of `compile` repeats.
     """
 
     layout: Layout
@@ -50,6 +51,7 @@ class LayoutRow:
     memory: DeviceBytes
     missing: float
     optimizer: str | None = None
+    inputs: str = "example_args=(x,)"
 
     def __repr__(self) -> str:
         sizes = f"pp={self.layout.pp}, dp={self.layout.dp}, dp_shard={self.layout.dp_shard}, schedule={self.schedule!r}"
@@ -63,10 +65,10 @@ class LayoutRow:
 
     @property
     def line(self) -> str:
-        """The call of `compile` for this row, with the mesh of all ranks. `x` is the part of the mini-batch that a copy steps with."""
+        """The call of `compile` for this row, with the mesh of all ranks. Its inputs are the part of the mini-batch that a copy steps with."""
         sizes, names = tuple(self.layout.mesh.values()), tuple(self.layout.mesh)
         mesh = f'init_device_mesh("cuda", {sizes}, mesh_dim_names={_quoted(names)})'
-        words = [f"pc.compile(model, {self.n_stages}", "example_args=(x,)", "loss_fn=loss_fn", f"mesh={mesh}"]
+        words = [f"pc.compile(model, {self.n_stages}", self.inputs, "loss_fn=loss_fn", f"mesh={mesh}"]
         words.append(f"n_microbatches={self.n_microbatches}")
         words.append(f'schedule="{self.schedule}"')
         if any(self.recompute):

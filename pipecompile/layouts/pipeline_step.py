@@ -1,6 +1,9 @@
-"""The pipeline of a layout: one recording, one cut per number of stages, and costs per micro-batch size serve all layouts.
+"""The pipeline of a layout: one recording, costs per micro-batch size, and cuts per number of stages serve all layouts.
 
     recording ─▶ costs of b samples ─▶ cut of n stages ─▶ draft ─▶ schedule of M micro-batches ─▶ simulated step
+
+Layouts are compared with one cut per number of stages, that of the first micro-batch size. It is uneven at other sizes, where kernels
+take more time than their launches: the row of a layout has the cut of its own size, with the shortest step, as `compile` finds it.
 
 Many micro-batches are not simulated one by one: an order of the catalogue repeats itself every round of `pp` micro-batches, so two
 simulations of some rounds give the seconds of a round, and the others are added.
@@ -30,6 +33,7 @@ from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.planning.draft import Draft, make_draft
 from pipecompile.planning.planner import make_problem
 from pipecompile.planning.solve_cut import solve_cut
+from pipecompile.planning.step_search import shorten_step
 from pipecompile.schedules import build_schedule
 from pipecompile.simulation.costs import Costs, make_costs
 from pipecompile.simulation.event_walk import walk
@@ -49,17 +53,31 @@ Bandwidths = float | dict[tuple[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class PipelinePoint:
-    """A pipeline of `pp` devices with `chunks` stages each, for `count` micro-batches of `samples` samples under a schedule."""
+    """A pipeline of `pp` devices with `chunks` stages each, for `count` micro-batches of `samples` samples under a schedule.
+
+    `has_own_cut`: the cut is that of `samples` samples with the shortest step, not the one that is shared by all sizes.
+    """
 
     pp: int
     schedule: str
     samples: int
     count: int
     chunks: int = 1
+    has_own_cut: bool = False
 
     @property
     def n_stages(self) -> int:
         return self.pp * self.chunks
+
+    @property
+    def cut_key(self) -> tuple[int, int]:
+        """The number of stages, and the samples that the cut is of; 0 for the shared cut."""
+        return self.n_stages, self.samples if self.has_own_cut else 0
+
+    @property
+    def draft_key(self) -> tuple[object, ...]:
+        """All that the stages depend on."""
+        return self.cut_key, self.pp, self.schedule, self.samples, self.simulated
 
     @property
     def simulated(self) -> tuple[int, int]:
@@ -89,11 +107,11 @@ class PipelineModel:
     options: Options
     _nominal: dict[int, dict[str, NodeCost]] = field(default_factory=dict)
     _costs: dict[int, dict[str, NodeCost]] = field(default_factory=dict)
-    _cuts: dict[int, Partition] = field(default_factory=dict)
+    _cuts: dict[tuple[int, int], Partition] = field(default_factory=dict)
     _drafts: dict[tuple[object, ...], Draft] = field(default_factory=dict)
     _memory: dict[tuple[object, ...], tuple[float, ...]] = field(default_factory=dict)
     _simulated: dict[tuple[object, ...], Simulated] = field(default_factory=dict)
-    _weights: dict[int, list[StageWeights]] = field(default_factory=dict)
+    _weights: dict[tuple[object, ...], list[StageWeights]] = field(default_factory=dict)
     _bounds: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def at_efficiency(self, efficiency: float) -> Self:
@@ -117,33 +135,41 @@ class PipelineModel:
         return self._nominal[samples]
 
     def cut(self, point: PipelinePoint) -> Partition:
-        """Return the cut into stages, solved once per number of stages for the first micro-batch size that asks."""
-        if point.n_stages not in self._cuts:
+        """Return the cut into stages. The shared cut is that of the first micro-batch size that comes with this number of stages."""
+        if point.cut_key not in self._cuts:
             options = self._options_of(point)
             problem = make_problem(self.graph, self.costs(point.samples), options, options.schedule_for(point.pp))
-            self._cuts[point.n_stages] = solve_cut(self.graph, problem, options)[0]
-        return self._cuts[point.n_stages]
+            self._cuts[point.cut_key] = solve_cut(self.graph, problem, options)[0]
+            self._cuts.setdefault(replace(point, has_own_cut=True).cut_key, self._cuts[point.cut_key])
+        return self._cuts[point.cut_key]
 
     def weights(self, point: PipelinePoint) -> list[StageWeights]:
         """Return the weights of each stage."""
-        if point.n_stages not in self._weights:
-            self._weights[point.n_stages] = stage_weights(self.graph, self.cut(point).stage_of, point.n_stages)
-        return self._weights[point.n_stages]
+        key = point.draft_key if point.has_own_cut else point.cut_key
+        if key not in self._weights:
+            cut = self.draft(point).partition if point.has_own_cut else self.cut(point)
+            self._weights[key] = stage_weights(self.graph, cut.stage_of, point.n_stages)
+        return self._weights[key]
 
     def draft(self, point: PipelinePoint) -> Draft:
         """Return the stages with their costs and routes."""
-        key = point.pp, point.schedule, point.samples, point.simulated
-        if key not in self._drafts:
-            options, costs = self._options_of(point), self.costs(point.samples)
-            schedule = options.schedule_for(point.simulated[1])
-            problem = make_problem(self.graph, costs, options, schedule)
-            cut, placement = self.cut(point), schedule.placement
-            self._drafts[key] = make_draft(self.graph, cut, problem, costs, options, placement, point.samples)
-        return self._drafts[key]
+        if point.draft_key not in self._drafts:
+            self._drafts[point.draft_key] = self._draft(point)
+        return self._drafts[point.draft_key]
+
+    def _draft(self, point: PipelinePoint) -> Draft:
+        options, costs, count = self._options_of(point), self.costs(point.samples), point.simulated[1]
+        schedule = options.schedule_for(count)
+        problem = make_problem(self.graph, costs, options, schedule)
+        cut, placement = self.cut(point), schedule.placement
+        draft = make_draft(self.graph, cut, problem, costs, options, placement, point.samples)
+        if not point.has_own_cut:
+            return draft
+        return shorten_step(self.graph, draft, costs, options, count, point.samples)
 
     def activations(self, point: PipelinePoint, recompute: Sequence[bool]) -> tuple[float, ...]:
         """Return the peak bytes of activations per device, where the stages with a flag in `recompute` recompute."""
-        key = point.pp, point.schedule, point.samples, point.simulated, tuple(recompute)
+        key = *point.draft_key, tuple(recompute)
         if key not in self._memory:
             draft, n_stages = self.draft(point), point.n_stages
             problem = replace(draft.problem, placement=draft.placement, memory_limit=None)

@@ -71,6 +71,17 @@ def print_of_process(name: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("name", ["quickstart.py", "unet.py", "every_layer_skips.py"])
+@pytest.mark.parametrize("steps", ["0", "-1", "two"])
+def test_numbers_of_which_an_example_has_no_step_are_refused(
+    name: str, steps: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(name, "--steps", steps)
+    assert ended.value.code == 2
+    assert f"argument --steps: {steps} is not a whole number of at least 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["quickstart.py", "unet.py"])
 def test_an_example_equals_eager_and_writes_what_it_names(name: str, tmp_path: Path, run: Run) -> None:
     """In two small steps on CPU. One test, since two workers would both run the example for the tests that they share."""

@@ -95,3 +95,22 @@ def test_a_pipeline_has_a_state_of_its_own() -> None:
     assert one.warnings is not other.warnings
     assert one.meta_init.gather("topic", "text") == ["text"]
     assert one.meta_init.is_done
+
+
+def test_a_mini_batch_with_fewer_samples_than_micro_batches_is_simulated_as_it_runs() -> None:
+    x = torch.randn(6, 4)
+    with pytest.warns(pc.RecordingWarning, match="there will be 6"):
+        pipe = pc.compile(layers(), 2, example_args=(x,), n_microbatches=9, devices=["cpu"] * 2, loss_fn=torch.mean)
+    predicted, schedule = pipe.simulate(), pipe.schedule
+    pipe.step(x)
+    assert schedule.n_microbatches == 6
+    assert schedule == pipe.schedule
+    assert predicted.makespan == pipe.simulate().makespan
+
+
+def test_a_schedule_of_the_user_keeps_its_micro_batches() -> None:
+    options = options_of(schedule=pc.build_schedule("gpipe", 2, 9))
+    assert Decision(counts=(9, 6)).expected_microbatches(options) == 9
+    named = options_of(n_microbatches=9)
+    assert Decision(counts=(9, 6)).expected_microbatches(named) == 6
+    assert Decision(counts=(4, 3)).expected_microbatches(named) == 9

@@ -44,6 +44,14 @@ def test_what_is_no_amount_is_refused(value: object) -> None:
         amount("x", 0, zero=False, finite=False)
 
 
+def test_amounts_whose_sums_or_quotients_are_not_finite_are_refused() -> None:
+    with pytest.raises(InputError, match=r"x=1e\+308 is more than 1e\+100"):
+        amount("x", 1e308)
+    with pytest.raises(InputError, match="x=5e-324 is less than 1e-100"):
+        amount("x", 5e-324, zero=False, finite=False)
+    assert (amount("x", 1e100), amount("x", 5e-324), amount("x", inf, finite=False)) == (1e100, 5e-324, inf)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

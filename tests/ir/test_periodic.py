@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pipecompile.errors import ScheduleError
@@ -37,16 +39,19 @@ def test_more_repetitions_are_more_micro_batches() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0B0\n", "the row has 0 periods, expected 1\n  where  row 0"),
+        ("0F0,0B0\n", "the row has 0 periods, expected 1\n  where  row 0 (line 1)"),
         ("(0F0;0B0)x2+1,(0F2;0B2)x2+1\n", "the row has 2 periods"),
         ("(0F0;0B0)x2+1\n(1F0;1B0)x3+1\n", "the rows are repeated differently"),
         ("(0F0;0X0)x2+1\n", "'0X0' is not an action"),
         ("(0F0;0B0)x999999999+1\n", "is repeated too often"),
-        ("(0F0;0I0)x3+1,0W0,0W1,0W2\n", "0W0 after the period is on a micro-batch of the repetitions\n  where  row 0"),
+        (
+            "(0F0;0I0)x3+1,0W0,0W1,0W2\n",
+            "0W0 after the period is on a micro-batch of the repetitions\n  where  row 0 (line 1)",
+        ),
     ],
 )
 def test_what_is_no_periodic_schedule_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
+    with pytest.raises(ScheduleError, match=re.escape(message)):
         PeriodicSchedule.from_csv(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.costs import analytic_costs
 from pipecompile.layouts import estimate
 
 GIB = 2.0**30
@@ -87,7 +89,31 @@ def test_one_recording_and_one_cost_walk_per_size_serve_all_layouts(monkeypatch:
         monkeypatch.setattr(module, name, lambda *a, f=function, log=log, **k: log.append(1) or f(*a, **k))
     pc.plan_for(layers(), "8xh100", example_args=(batch(),))
     assert (len(records), len(walks)) == (1, 4)
-    assert len(cuts) == 4  # 1, 2, 4 and 8 stages, which serve two stages on each of 1, 2 and 4 devices
+    assert (
+        len(cuts) <= 4 + 3
+    )  # 1, 2, 4 and 8 stages, which serve two stages on each of 1, 2 and 4 devices; then those of the rows
+
+
+def test_the_step_of_a_row_is_that_of_compile_where_sizes_have_other_cuts() -> None:
+    """Launches make a sample's kernels alike; those of 8 samples differ. The cut of one sample is 15 % slower for 8."""
+    with torch.device("meta"):
+        widths = [256, 4096, 4096, 4096, 256, *[256] * 12]
+        model = nn.Sequential(*(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)))
+    x = torch.empty(64, 64, 256, device="meta")
+    cluster = pc.Cluster(device="h100", devices_per_node=4, efficiency=1.0)
+    for schedule in ("1f1b", "interleaved"):
+        plan = pc.plan_for(model, cluster, example_args=(x,), schedules=[schedule])
+        row = next(row for row in plan.rows if row.layout.pp == 4)
+        pipe = pc.compile(
+            model, row.n_stages, example_args=(x,), n_microbatches=row.n_microbatches, schedule=schedule, check=False,
+            costs=partial(analytic_costs, device="h100"), bandwidth=cluster.inside, devices=["cpu"] * 4, loss_fn=torch.mean,
+        )  # fmt: skip
+        theirs = pc.simulate(
+            pipe.schedule, routes=pipe.plan.routes, latency=cluster.spec.link_latency, bandwidth=cluster.inside,
+            forward=[s.forward for s in pipe.plan.stages], input_grad=[s.input_grad for s in pipe.plan.stages],
+            weight_grad=[s.weight_grad for s in pipe.plan.stages], backward=[s.backward for s in pipe.plan.stages],
+        )  # fmt: skip
+        assert row.seconds.pipeline == pytest.approx(theirs.makespan, rel=0.01)
 
 
 def test_the_line_of_a_pipeline_runs() -> None:
@@ -114,6 +140,26 @@ def test_the_line_of_a_pipeline_runs() -> None:
     pipe = eval(line, names)
     assert made["mesh"] == ((2,), ("pp",))
     assert math.isfinite(float(pipe.step(x)))
+
+
+def test_the_lines_have_the_inputs_and_the_optimizer_of_the_plan() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return self.second(self.first(x) * mask) * scale
+
+    cluster, inputs = pc.Cluster(device="h100", devices_per_node=2), torch.empty(8, 16)
+    adam = torch.optim.AdamW(Two().parameters(), amsgrad=True)
+    words = {"example_kwargs": {"mask": inputs, "scale": 2.0}, "batch_dims": {"mask": 0}}
+    for optimizer, text in ((adam, "optimizer=optimizer"), (torch.optim.Adam, 'optimizer="adam"'), (None, "loss_fn")):
+        line = pc.plan_for(Two(), cluster, example_args=(inputs,), optimizer=optimizer, **words).rows[0].line
+        given = 'example_args=(x,), example_kwargs={"mask": mask, "scale": 2.0}, batch_dims={"mask": 0}'
+        assert given in line
+        assert text in line
+        assert ("optimizer" in line) == (optimizer is not None)
 
 
 def test_the_example_may_have_any_number_of_samples_that_a_layout_divides() -> None:

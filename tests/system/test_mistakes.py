@@ -218,7 +218,7 @@ def test_plan_of_another_model_or_of_other_stages() -> None:
 
 @pytest.mark.parametrize(
     ("text", "where"),
-    [("0F0,0B0\n1F0,2F0garbage", "row 1, column 1"), ("0F0,0X0", "row 0, column 1"), ("", "no action")],
+    [("0F0,0B0\n1F0,2F0garbage", "row 1 (line 2), cell 2"), ("0F0,0X0", "row 0 (line 1), cell 2"), ("", "no action")],
 )
 def test_damaged_csv(text: str, where: str) -> None:
     assert where in told(pc.ScheduleError, lambda: pc.Schedule.from_csv(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Schedule
@@ -19,15 +20,22 @@ def memory_error(evaluator: Evaluator, smallest: Sequence[Schedule], *, hint_rec
     peaks = min((evaluator.peaks(candidate) for candidate in smallest), key=max)
     device = max(range(len(peaks)), key=lambda d: peaks[d] - most[d])
     stages, devices = counted(len(evaluator.placement), "stage"), counted(len(peaks), "device")
-    in_bytes = evaluator.limit.in_bytes
+    in_bytes, ahead = evaluator.limit.in_bytes, _ahead(evaluator, device)
     return ScheduleError(
         f"no schedule of {stages} on {devices} fits the memory",
         why=f"one micro-batch after another needs {_amount(peaks[device], in_bytes=in_bytes)} on device {device}, "
-        f"the limit is {_amount(most[device], in_bytes=in_bytes)}" + _ahead(evaluator, device),
-        hint="more memory, more devices, smaller micro-batches" + ", checkpoint='auto'" * hint_recompute
-        if in_bytes
-        else f"in_flight={max(peaks):g}",
+        f"the limit is {_amount(most[device], in_bytes=in_bytes)}" + ahead,
+        hint=_hint(max(peaks), in_bytes=in_bytes, is_ahead=bool(ahead), hint_recompute=hint_recompute),
     )
+
+
+def _hint(peak: float, *, in_bytes: bool, is_ahead: bool, hint_recompute: bool) -> str:
+    """Return what to try. Values that arrive ahead are of all micro-batches: neither smaller ones nor recomputation make them fewer."""
+    if not in_bytes:
+        return f"in_flight={peak:g}"
+    if is_ahead:
+        return f"memory_limit={ceil(peak)}, or fewer micro-batches of the same size"
+    return "more memory, more devices, smaller micro-batches" + ", checkpoint='auto'" * hint_recompute
 
 
 def _ahead(evaluator: Evaluator, device: int) -> str:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipecompile.errors import ScheduleError
 from pipecompile.ir import Route, chain
+from pipecompile.schedules import auto_schedule
 from pipecompile.schedules.building_blocks import serial
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.memory_error import memory_error
@@ -34,3 +36,15 @@ def test_the_error_says_that_values_without_gradients_run_ahead(gradient: bool) 
     text = str(memory_error(judge, [serial((0, 1), 6)], hint_recompute=False))
     assert "on device 1" in text
     assert ("frozen may arrive there for all micro-batches at once, as no gradient goes back" in text) is not gradient
+    assert ("memory_limit=" in text) is not gradient
+
+
+def test_the_memory_that_is_named_for_values_that_run_ahead_is_enough() -> None:
+    routes, costs = [Route("frozen", 0, (1,), 100.0, gradient=False)], {"forward": [0.1, 5.0], "saved_bytes": 10.0}
+    for keywords in ({}, {"checkpoint": "auto"}):
+        with pytest.raises(ScheduleError, match="fewer micro-batches of the same size") as caught:
+            auto_schedule(2, 8, routes=routes, memory_limit=500, **costs, **keywords)
+        assert "checkpoint" not in caught.value.hint
+        limit = float(caught.value.hint.removeprefix("memory_limit=").split(",")[0])
+        assert auto_schedule(2, 8, routes=routes, memory_limit=limit, **costs, **keywords).n_microbatches == 8
+    assert auto_schedule(2, 4, routes=routes, memory_limit=500, **costs).n_microbatches == 4
