@@ -85,9 +85,7 @@ _INSTRUCTIONS = (
     | st.builds(Instruction, st.just(Op.FREE), _ONE)
     | st.builds(Instruction, st.sampled_from([Op.BROADCAST, Op.REDUCE]), tie=_NAMES)
 )
-_ROUTES = st.builds(
-    Route, _NAMES, _ENDS, st.lists(_ENDS, max_size=3).map(tuple), st.floats(0, 1e100), st.booleans()
-)
+_ROUTES = st.builds(Route, _NAMES, _ENDS, st.lists(_ENDS, max_size=3).map(tuple), st.floats(0, 1e100), st.booleans())
 
 _TIES = st.builds(Tie, _NAMES, st.lists(st.integers(0, 99), max_size=3).map(tuple), st.floats(0, 1e100))
 
