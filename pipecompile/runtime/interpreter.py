@@ -137,8 +137,7 @@ class CodeBuilder:
     def launched(self) -> tuple[tuple[Run, ...], ...]:
         """Return the functions such that each runs on its stream, after the events that it waits for."""
         planned, self.is_launched = launches(self.program, self.streams.apart), True
-        followers: dict[Place, list[int]] = {}
-        follows: dict[Place, list[int]] = {}
+        followers, follows = dict[Place, list[int]](), dict[Place, list[int]]()
         for place, launch in (((d, i), one) for d, row in enumerate(planned) for i, one in enumerate(row)):
             for before in launch.follows if self.threaded else ():
                 channel = self.channels.setdefault((before, place), len(self.channels))
@@ -273,9 +272,8 @@ class CodeBuilder:
                 return transport.depart_gradient((value.name, True), value.microbatch, register, value.consumer)
             return transport.depart((value.name, False), value.microbatch, register)
         assert peer is not None
-        return transport.send(
-            register, self.channel(value, device, peer), self.link(device, peer), threaded=self.threaded
-        )
+        channel = self.channel(value, device, peer)
+        return transport.send(register, channel, self.link(device, peer), threaded=self.threaded)
 
     def receive(self, instruction: Instruction, device: int) -> Run:
         """Return the function of a RECV."""
