@@ -1,6 +1,6 @@
 """`auto_schedule`: search for the fastest schedule under given costs and memory.
 
-    catalogue ────────────────────────────────────────────┐
+    catalogue, also with fewer micro-batches in flight ───┐
                                                           ├─▶ fits the memory ─▶ fastest (simulated) ─▶ swaps on its
     priority rules, placements, recomputed stages ────────┤                                             critical path
     modulo schedules, if memory is limited ───────────────┘                                                  │
@@ -31,6 +31,7 @@ from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.building_blocks import check_cells, serial
+from pipecompile.schedules.search.capped_depths import capped_candidates
 from pipecompile.schedules.search.catalogue_candidates import catalogue_candidates
 from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.schedules.search.deadline import Deadline
@@ -60,9 +61,7 @@ _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
 
 _EXACT_SECONDS = 4.0
-"""CP-SAT's deterministic time at effort 1, for all placements with an open gap together: mostly 3 to 15 seconds of the processor, with
-what small problems get in addition.
-"""
+"""CP-SAT's deterministic time at effort 1, for all placements with an open gap together: mostly 3 to 15 seconds of the processor."""
 
 _NEGLIGIBLE = 1e-9
 """Relative tolerance for comparing seconds."""
@@ -248,16 +247,20 @@ class _AutoSearch:
                     method(search, share * self.effort * _LIST_ACTIONS / count)
 
     def _add_catalogue(self, evaluators: Mapping[tuple[int, ...], Evaluator]) -> None:
-        """Append the catalogue's schedules that fit, until the time for them is over. `evaluators` has those of all placements."""
+        """Append the catalogue's schedules that fit, and capped ones, until the time is over. `evaluators` has those of all placements."""
         place, fitting = next(iter(evaluators)), self.fitting
+        schedules: dict[tuple[int, ...], list[Schedule]] = {}
         counts = len(place), self.n_microbatches, max(place) + 1
         for schedule in catalogue_candidates(*counts, self.routes, split=self.split):
             if (evaluator := evaluators.get(schedule.placement)) is None:
                 continue
+            schedules.setdefault(schedule.placement, []).append(schedule)
             fitting += self._fitting(schedule, evaluator)
             self.deadline.note()
             if not self.deadline.allows(0.6 if fitting else 0.3):
                 break
+        for place, own in schedules.items() if self.limit and self.deadline.allows(0.6) else ():
+            fitting += capped_candidates(evaluators[place], own, self._flag_sets(evaluators[place]))
 
     def _fitting(self, schedule: Schedule, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:
         """Yield the schedule with the first set of recomputed stages that makes it fit, if there is one."""
