@@ -51,7 +51,7 @@ _CLIMB = 96
 _ACTIONS = 40_000
 """Actions that the simulations of these may have together: a second or two."""
 
-_NEAR = 1.15, 1.01
+_NEAR = 1.15, 1.03
 """Estimated step of a cut that is simulated, as a multiple of the least estimate: without a walk of the schedule, and with one."""
 
 __all__ = ["shorten_step", "step_seconds", "with_searched_step"]
