@@ -134,7 +134,10 @@ def test_the_model_sees_the_order_that_is_dumped(n_devices: int, tmp_path: Path,
     x.requires_grad_()  # or the first stage would have no I to do
     options = {"n_microbatches": COUNT, "loss_fn": square_loss, "devices": ["cpu"] * n_devices, "schedule": "gpipe"}
     options["check"] = False  # or the model runs once more beside its recording
-    even = pc.compile(Noting(), N_STAGES, example_args=(x,), cost="analytic", **options).plan
+    unpinned = pc.compile(Noting(), N_STAGES, example_args=(x,), cost="analytic", **options)
+    names = [node.name for node in unpinned.graph.graph.nodes if node.name.startswith("Marked")]
+    pins = {name: stage for stage, name in enumerate(names)}
+    even = pc.compile(Noting(), N_STAGES, example_args=(x,), cost="analytic", pin=pins, **options).plan
     pipe = pc.compile(
         Noting(),
         N_STAGES,
