@@ -157,7 +157,7 @@ class Executable:
             self.norms.settle()
         if (self.threaded if threaded else self.inline).streams is not None:
             frame.registers = [None] * len(frame.registers)  # of receive buffers; the next run waits before it copies
-        frame.arrivals, frame.departures, frame.recordings, frame.left, frame.kept = {}, {}, (), {}, {}
+        frame.arrivals, frame.departures, frame.recordings, frame.left = {}, {}, (), {}
         self._idle[threaded].append(frame)
 
     @cached_property
