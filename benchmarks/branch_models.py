@@ -242,6 +242,7 @@ def page(found: list[Compared], command: str) -> str:
         f"Simulated, written by `{command}`, torch {torch.__version__}.",
         "",
         said,
+        "The longer search is that of an earlier table, or ours where shorter." if "--longer-from" in command else "",
         "",
     ]
     cells = [HEADER, ("---",) * len(HEADER), *map(row, found)]

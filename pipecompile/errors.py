@@ -59,7 +59,7 @@ def described(error: BaseException) -> str:
 
 
 _REGISTRY = " This could be because the operator doesn't exist for this backend"
-"""Where a message of torch's dispatcher about a missing kernel goes on with a page of the kernels that it has."""
+"""Begin of the page of kernels in a message of torch's dispatcher about a missing one."""
 
 
 _MOST = 4000

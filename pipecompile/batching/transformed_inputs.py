@@ -44,7 +44,7 @@ def check_untransformed(leaves: Iterable[Any], parameters: Callable[[], Iterable
 
 
 _ON_RANKS = "; on several ranks after pipe.model.load_state_dict(pipe.full_state_dict())"
-"""What precedes a use of the model itself on ranks, each of which has the trained weights of its own stages alone."""
+"""Ending of a hint to use the model itself: each rank has the trained weights of its own stages alone."""
 
 _RECORDS_ITSELF = "a pipeline records and runs its stages itself, which cannot be recorded once more"
 

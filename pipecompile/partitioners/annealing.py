@@ -1,9 +1,8 @@
 """Simulated annealing of a cut under the estimate of `step_objective.py`: what single improving moves cannot leave, it can.
 
 A move takes one cluster to another stage, with all that precedence takes along. A move that lengthens the step by d seconds is made
-with probability exp(-d / T); T falls from a share of the step to 0, in each of a few
-rounds. Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated
-annealing", Science 220, 1983. The moves are the same at every call.
+with probability exp(-d / T); T falls from a share of the step to 0, in each of a few rounds. Kirkpatrick, Gelatt, Vecchi, "Optimization
+by simulated annealing", Science 220, 1983. The moves are the same at every call.
 """
 
 from __future__ import annotations
@@ -12,21 +11,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log
 from random import Random
+from typing import NamedTuple
 
-from pipecompile.partitioners.clusters import adjacency
+from pipecompile.partitioners.clusters import Adjacency, adjacency
 from pipecompile.partitioners.constraints import StageRanges
 from pipecompile.partitioners.stage_paths import carry, cut_arcs, is_legal
 from pipecompile.partitioners.step_objective import Score, StepObjective
 
 __all__ = ["annealed_cuts"]
 
-Adjacency = tuple[list[list[int]], list[list[int]]]
-"""The predecessors and the successors of every cluster."""
 
-_ROUNDS = ((True, False, 0.1), (True, True, 0.005), (False, False, 0.02), (False, True, 0.02), (False, True, 0.005))
-"""Per round: whether it begins at the first cut and not at the best, whether it walks the schedule, and its first heat: the
-lengthening of the step, as a share of it, that its first moves make with probability 1/e.
-"""
+class _Round(NamedTuple):
+    """A round begins `at_first`, or at the best cut so far. Estimates are `walked` or not. `heat` is the lengthening of the step, as a
+    share of it, that the first moves make with probability 1/e.
+    """
+
+    at_first: bool
+    walked: bool
+    heat: float
+
+
+_ROUNDS = (
+    _Round(at_first=True, walked=False, heat=0.1),
+    _Round(at_first=True, walked=True, heat=0.005),
+    _Round(at_first=False, walked=False, heat=0.02),
+    _Round(at_first=False, walked=True, heat=0.02),
+    _Round(at_first=False, walked=True, heat=0.005),
+)
 
 _AT_BOUNDARY = 0.7
 """Share of the moves that join the ends of an arc between two stages: in a large graph, most other moves carry far too much."""
@@ -50,16 +61,16 @@ def annealed_cuts(
     if not 0 < min(found.values())[0] < inf:
         return found
     graph, draw, smooth = adjacency(objective.clusters), Random(0), replace(objective, walk=None)
-    for is_first, is_walked, heat in _ROUNDS:
-        start = tuple(starts[0]) if is_first else min(found, key=lambda cut: (found[cut], cut))
-        cooling = _Cooling(heat * found[start][0], moves // len(_ROUNDS), draw)
-        visited = _round(objective if is_walked else smooth, start, ranges, cooling, graph)
-        found |= visited if is_walked else {cut: objective.score(cut) for cut in _shortest(visited, most)}
-    return {each: found[each] for each in _shortest(found, most)}
+    for each in _ROUNDS:
+        start = tuple(starts[0]) if each.at_first else _shortest(found, 1)[0]
+        cooling = _Cooling(each.heat * found[start][0], moves // len(_ROUNDS), draw)
+        visited = _visited(objective if each.walked else smooth, start, ranges, cooling, graph)
+        found |= visited if each.walked else {cut: objective.score(cut) for cut in _shortest(visited, most)}
+    return {cut: found[cut] for cut in _shortest(found, most)}
 
 
 def _shortest(found: Mapping[tuple[int, ...], Score], most: int) -> list[tuple[int, ...]]:
-    return sorted(found, key=lambda each: (found[each], each))[:most]
+    return sorted(found, key=lambda cut: (found[cut], cut))[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ class _Cooling:
         return seconds - self.heat * (1 - number / self.moves) ** 2 * log(1 - self.draw.random())
 
 
-def _round(
+def _visited(
     objective: StepObjective, start: Sequence[int], ranges: StageRanges | None, cooling: _Cooling, graph: Adjacency
 ) -> dict[tuple[int, ...], Score]:
     """Return the cuts that the moves of a round reach."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pipecompile.partitioners.problem import Problem
 
 __all__ = [
+    "Adjacency",
     "Clusters",
     "Flow",
     "adjacency",
@@ -32,6 +33,10 @@ __all__ = [
     "transitive_closure",
     "transitive_reduction",
 ]
+
+
+Adjacency = tuple[list[list[int]], list[list[int]]]
+"""Direct predecessors and direct successors of every cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +205,7 @@ BLOCK = 2048
 """Columns of the closure that are held at a time: clusters * BLOCK bytes."""
 
 
-def adjacency(clusters: Clusters) -> tuple[list[list[int]], list[list[int]]]:
+def adjacency(clusters: Clusters) -> Adjacency:
     """Return the direct predecessors and the direct successors of every cluster."""
     predecessors: list[list[int]] = [[] for _ in range(len(clusters))]
     successors: list[list[int]] = [[] for _ in range(len(clusters))]

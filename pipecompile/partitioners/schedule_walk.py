@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pipecompile.ir import Action, Kind, Schedule
 from pipecompile.partitioners.cut_arrays import Edge
 
-__all__ = ["ScheduleWalk"]
+__all__ = ["MAX_ACTIONS", "ScheduleWalk"]
 
-_MAX_ACTIONS = 640
+MAX_ACTIONS = 640
 """Actions of a schedule that is walked: most of a millisecond."""
 
 _KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE)
@@ -42,7 +42,7 @@ class ScheduleWalk:
         dependencies than those of a chain.
         """
         actions = [action for row in schedule.rows for action in row]
-        if len(actions) > _MAX_ACTIONS or schedule.n_slices > 1 or any(a.kind not in _KINDS for a in actions):
+        if len(actions) > MAX_ACTIONS or schedule.n_slices > 1 or any(a.kind not in _KINDS for a in actions):
             return None
         ordered = _in_order(schedule)
         if ordered is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from time import monotonic
 
-from pipecompile.partitioners.clusters import Clusters, adjacency
+from pipecompile.partitioners.clusters import Adjacency, Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import LoadTracker
@@ -85,7 +85,7 @@ def path_moves(
     n_stages: int,
     assignment: list[int],
     ranges: StageRanges | None,
-    graph: tuple[list[list[int]], list[list[int]]],
+    graph: Adjacency,
 ) -> Iterator[list[int]]:
     """Yield the cuts of all moves that precedence, pins and pairs apart allow: to the nearest stage first."""
     predecessors, successors = graph

@@ -19,7 +19,7 @@ from itertools import islice
 from random import Random
 
 from pipecompile.partitioners.annealing import annealed_cuts
-from pipecompile.partitioners.clusters import BLOCK, Clusters, adjacency
+from pipecompile.partitioners.clusters import BLOCK, Adjacency, Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges, stage_ranges
 from pipecompile.partitioners.contraction import contract_branches
 from pipecompile.partitioners.dp.chain_partition import cut_order
@@ -208,7 +208,7 @@ def _moves(
     objective: StepObjective,
     assignment: list[int],
     ranges: StageRanges | None,
-    graph: tuple[list[list[int]], list[list[int]]],
+    graph: Adjacency,
 ) -> Iterator[list[int]]:
     """Yield the cuts that are one move away: numbers of stages and parts of stages first, then single clusters at a boundary."""
     clusters, n_stages = objective.clusters, len(objective.placement)

@@ -26,7 +26,7 @@ from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.constraints import stage_ranges
 from pipecompile.partitioners.incumbent import GAP
 from pipecompile.partitioners.machine import Machine
-from pipecompile.partitioners.schedule_walk import ScheduleWalk
+from pipecompile.partitioners.schedule_walk import MAX_ACTIONS, ScheduleWalk
 from pipecompile.partitioners.solver import with_cut
 from pipecompile.partitioners.step_objective import StepObjective, step_lower_bound
 from pipecompile.planning.draft import Draft, by_depth, make_draft
@@ -97,9 +97,7 @@ class _StepSearch:
         self.clusters = coarsen(_of_actions(draft.problem, options))
         machine = Machine.of(draft.problem, options.n_stages)
         self.ranges = stage_ranges(self.clusters, options.n_stages)
-        chain = options.schedule_for(count)  # the order of a chain suits every cut, that of a DAG its own stages
-        walk = ScheduleWalk.of(chain) if chain.placement == draft.placement else None
-        is_split = Kind.INPUT_GRAD in options.kinds
+        is_split, walk = Kind.INPUT_GRAD in options.kinds, _walk(options, draft.placement, count)
         self.objective = StepObjective(self.clusters, machine, draft.placement, count, is_split, walk)
         self.start = [draft.partition.stage_of[names[0]] for names in self.clusters.members]
         self.draft = self.best = draft
@@ -167,6 +165,14 @@ class _StepSearch:
         other = make_draft(self.graph, partition, problem, self.costs, options, *known)
         other = by_depth(self.graph, other, self.costs, options, self.count, self.samples)
         return None if memory_excess(other.problem, partition, n_stages) else other
+
+
+def _walk(options: Options, placement: tuple[int, ...], count: int) -> ScheduleWalk | None:
+    """Return the walk of the schedule of a chain, whose order suits every cut; None if it is too long, or has another placement."""
+    if options.n_stages * count > MAX_ACTIONS:
+        return None
+    chain = options.schedule_for(count)
+    return ScheduleWalk.of(chain) if chain.placement == placement else None
 
 
 def step_seconds(draft: Draft, schedule: Schedule, options: Options) -> float:

@@ -37,21 +37,24 @@ def test_a_walk_without_transfers_is_the_simulation(name: str, n_stages: int):
             assert seconds == pytest.approx(simulated(problem, stage_of, n_stages, m, name))
 
 
-def test_neighbours_in_balance_wait_for_each_others_transfers():
-    problem = chain([3.0] * 2)
-    far = Problem(problem.nodes, problem.precedence, (Tensor("n0", ("n1",), 2.0),))
-    schedule = pc.build_schedule("1f1b", 2, 8)
-    measured = pc.simulate(schedule, forward=1.0, backward=2.0, transfer=1.0).makespan
-    assert walked(far, schedule).score([0, 1])[0] == pytest.approx(measured)
-    assert measured > objective(far, (0, 1), 8).score([0, 1])[0]  # the formulas alone
+def pair(seconds: float) -> Problem:
+    """Return two equal nodes with a transfer of so many seconds, both ways together."""
+    both = chain([3.0] * 2)
+    return Problem(both.nodes, both.precedence, (Tensor("n0", ("n1",), seconds),))
 
 
-def test_a_link_takes_one_transfer_after_the_other():
-    problem = chain([3.0] * 2)
-    far = Problem(problem.nodes, problem.precedence, (Tensor("n0", ("n1",), 20.0),))
-    schedule = pc.build_schedule("gpipe", 2, 4)
-    measured = pc.simulate(schedule, forward=1.0, backward=2.0, transfer=10.0).makespan
-    assert walked(far, schedule).score([0, 1])[0] == pytest.approx(measured)
+@pytest.mark.parametrize(("name", "m", "seconds"), [("1f1b", 8, 2.0), ("gpipe", 4, 20.0)])
+def test_neighbours_wait_for_transfers_and_a_link_takes_one_after_the_other(name: str, m: int, seconds: float):
+    schedule = pc.build_schedule(name, 2, m)
+    measured = pc.simulate(schedule, forward=1.0, backward=2.0, transfer=seconds / 2).makespan
+    assert walked(pair(seconds), schedule).score([0, 1])[0] == pytest.approx(measured)
+
+
+def test_the_formulas_alone_are_too_low():
+    assert (
+        objective(pair(2.0), (0, 1), 8).score([0, 1])[0]
+        < walked(pair(2.0), pc.build_schedule("1f1b", 2, 8)).score([0, 1])[0]
+    )
 
 
 def test_stages_of_towers_do_not_wait_for_each_other():
@@ -60,10 +63,8 @@ def test_stages_of_towers_do_not_wait_for_each_other():
 
 
 def test_no_cut_above_the_limit_is_walked():
-    problem = chain([3.0] * 2)
-    far = Problem(problem.nodes, problem.precedence, (Tensor("n0", ("n1",), 2.0),))
-    estimate = walked(far, pc.build_schedule("1f1b", 2, 8))
-    assert estimate.score([0, 1], 1.0) == objective(far, (0, 1), 8).score([0, 1])
+    estimate = walked(pair(2.0), pc.build_schedule("1f1b", 2, 8))
+    assert estimate.score([0, 1], 1.0) == objective(pair(2.0), (0, 1), 8).score([0, 1])
     assert estimate.score([0, 1], 1.0)[0] < estimate.score([0, 1])[0]
 
 

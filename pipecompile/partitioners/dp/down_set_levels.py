@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.partitioners.clusters import Flow
+from pipecompile.partitioners.clusters import Adjacency, Flow
 
 __all__ = ["DownSetLevels", "as_rows"]
 
@@ -27,7 +27,7 @@ class DownSetLevels:
     """
 
     def __init__(
-        self, time: Sequence[float], neighbours: tuple[list[list[int]], list[list[int]]],
+        self, time: Sequence[float], neighbours: Adjacency,
         begin: int = 0, free: Collection[int] | None = None, most_work: float = inf, flows: Iterable[Flow] = (),
     ) -> None:  # fmt: skip
         predecessors, successors = neighbours

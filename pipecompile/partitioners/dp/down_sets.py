@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipecompile.partitioners.bounds.stage_windows import StageWindows
-from pipecompile.partitioners.clusters import Clusters, Flow, adjacency
+from pipecompile.partitioners.clusters import Adjacency, Clusters, Flow, adjacency
 from pipecompile.partitioners.dp.down_set_levels import DownSetLevels, as_rows
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import TOLERANCE
@@ -131,7 +131,7 @@ def _down_sets_after(
     clusters: Clusters,
     windows: StageWindows,
     s: int,
-    neighbours: tuple[list[list[int]], list[list[int]]],
+    neighbours: Adjacency,
     deadline: float,
 ) -> list[int] | None:
     """Return, as bit masks, the down-sets after stage s within the windows and their work bounds; None if too many."""

@@ -21,7 +21,7 @@ from time import monotonic
 
 from pipecompile.partitioners.bounds.separations import contract
 from pipecompile.partitioners.bounds.stage_windows import StageWindows, compute_windows
-from pipecompile.partitioners.clusters import Clusters, adjacency
+from pipecompile.partitioners.clusters import Adjacency, Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges
 from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.down_sets import MAX_PAIRS, cut_down_sets, enumerate_down_sets
@@ -40,9 +40,6 @@ __all__ = [
 
 Priority = Callable[[int, int], float]
 """(cluster, number of clusters placed when it became ready) -> priority; the least is placed first."""
-
-Adjacency = tuple[list[list[int]], list[list[int]]]
-"""Direct predecessors and direct successors of every cluster."""
 
 FIRST_CAP = 1.25
 """The first cap on the bottleneck of a long order, as a multiple of the lower bound; doubled until a cut exists."""

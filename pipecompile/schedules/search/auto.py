@@ -61,7 +61,7 @@ _SWAP_ACTIONS = 300_000
 """Actions simulated by the swaps of the tabu search at effort 1."""
 
 _EXACT_SECONDS = 4.0
-"""CP-SAT's deterministic time at effort 1, for all placements with an open gap together: mostly 3 to 15 seconds of the processor."""
+"""CP-SAT's deterministic time at effort 1, for all placements with an open gap together: mostly 3 to 15 seconds of the processor. Small problems get more."""
 
 _NEGLIGIBLE = 1e-9
 """Relative tolerance for comparing seconds."""
@@ -249,17 +249,17 @@ class _AutoSearch:
     def _add_catalogue(self, evaluators: Mapping[tuple[int, ...], Evaluator]) -> None:
         """Append the catalogue's schedules that fit, and capped ones, until the time is over. `evaluators` has those of all placements."""
         place, fitting = next(iter(evaluators)), self.fitting
-        schedules: dict[tuple[int, ...], list[Schedule]] = {}
-        counts = len(place), self.n_microbatches, max(place) + 1
+        counts, too_large = (len(place), self.n_microbatches, max(place) + 1), dict[tuple[int, ...], list[Schedule]]()
         for schedule in catalogue_candidates(*counts, self.routes, split=self.split):
             if (evaluator := evaluators.get(schedule.placement)) is None:
                 continue
-            schedules.setdefault(schedule.placement, []).append(schedule)
-            fitting += self._fitting(schedule, evaluator)
+            fitting += (found := list(self._fitting(schedule, evaluator)))
+            if not found:
+                too_large.setdefault(schedule.placement, []).append(schedule)
             self.deadline.note()
             if not self.deadline.allows(0.6 if fitting else 0.3):
                 break
-        for place, own in schedules.items() if self.limit and self.deadline.allows(0.6) else ():
+        for place, own in too_large.items() if self.deadline.allows(0.6) else ():
             fitting += capped_candidates(evaluators[place], own, self._flag_sets(evaluators[place]))
 
     def _fitting(self, schedule: Schedule, evaluator: Evaluator) -> Iterator[EvaluatedSchedule]:

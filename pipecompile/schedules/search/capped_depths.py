@@ -10,6 +10,7 @@ all devices is raised, then that of each device, as long as the schedule fits.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
@@ -29,15 +30,12 @@ by its own.
 _MAX_CELLS = 2_000
 """Stages times micro-batches up to which caps are tried: each takes a simulation, of which there are up to some hundred."""
 
-_ENDS = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
-"""The kinds after which a micro-batch is no longer in flight on a stage."""
-
 
 def capped_candidates(
     evaluator: Evaluator, schedules: Iterable[Schedule], flag_sets: Iterable[tuple[bool, ...]]
 ) -> Iterator[EvaluatedSchedule]:
-    """Yield one of the schedules, which have the placement of the evaluator, capped, once per set of recomputed stages with which it fits so;
-    nothing if it fits as it is.
+    """Yield one of the schedules, which have the placement of the evaluator and do not fit, capped: once per set of recomputed stages with
+    which it fits so.
     """
     base = next((one for name in _BASES for one in schedules if one.name == name), None)
     if base is None or base.n_stages * base.n_microbatches > _MAX_CELLS:
@@ -46,11 +44,8 @@ def capped_candidates(
     def fits(schedule: Schedule) -> bool:
         return evaluator.seconds(schedule) < inf and not any(evaluator.excess(schedule))
 
-    candidates = [insert_recompute(base, flags) for flags in flag_sets]
-    if any(map(fits, candidates)):
-        return
-    for candidate in candidates:
-        if (deepest := deepest_fitting(candidate, fits)) is not None:
+    for flags in flag_sets:
+        if (deepest := deepest_fitting(insert_recompute(base, flags), fits)) is not None:
             yield EvaluatedSchedule(evaluator.seconds(deepest), deepest, evaluator)
 
 
@@ -65,15 +60,15 @@ def capped(schedule: Schedule, caps: Sequence[int]) -> Schedule:
 
 def _capped_row(row: Sequence[Action], cap: int) -> Iterator[Action]:
     in_flight: dict[int, int] = {}
-    waiting: list[Action] = []
+    waiting = deque[Action]()
     for action in row:
         if action.kind is Kind.FORWARD:
             waiting.append(action)
         else:
             yield action
-            in_flight[action.stage] = in_flight.get(action.stage, 0) - (action.kind in _ENDS)
+            in_flight[action.stage] = in_flight.get(action.stage, 0) - (action.kind is Kind.BACKWARD)
         while waiting and in_flight.get(waiting[0].stage, 0) < cap:
-            first = waiting.pop(0)
+            first = waiting.popleft()
             in_flight[first.stage] = in_flight.get(first.stage, 0) + 1
             yield first
     yield from waiting

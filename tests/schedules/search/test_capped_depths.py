@@ -58,4 +58,4 @@ def test_with_little_memory_as_many_are_in_flight_as_fit():
     assert any(evaluator.excess(insert_recompute(whole, every)))
     assert found.seconds < 0.8 * evaluator.seconds(insert_recompute(capped(whole, [1] * 4), every))
     roomy = replace(evaluator, limit=MemoryLimit((1000.0,) * 4, in_bytes=True))
-    assert not list(capped_candidates(roomy, [whole], [every]))  # it fits as it is
+    assert [each.schedule for each in capped_candidates(roomy, [whole], [every])] == [insert_recompute(whole, every)]
