@@ -54,7 +54,7 @@ class Updates:
     settings   of the optimizers that stepped, in words
     factor     that gradients were multiplied by before the first step; None if nothing is known of it, or if they had several
     parameter  the first one of the rank that is trained, and `is_changed` says whether any was
-    is_kept    whether gradients are still there, to be added to; None if that is not known
+    is_kept    whether gradients are still there, to be added to; None if that is not known, and without a step of an optimizer
     """
 
     steps: int
@@ -140,7 +140,7 @@ class WeightUpdates:
             return None
         is_changed = [version_of(parameter) for _, parameter in self._probes] != self._versions
         made = self._of_call.updates(self._factor, self._probes[0][0], is_changed=is_changed)
-        return replace(made, is_kept=self._are_gradients_kept())
+        return replace(made, is_kept=self._are_gradients_kept()) if made.steps else made
 
     def _are_gradients_kept(self) -> bool | None:
         """Return whether the gradients that the last call has left are there, and not zero. Return None where it has left none, if some
