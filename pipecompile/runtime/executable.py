@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipecompile.errors import RecordingWarning
 from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.backward_draws import BackwardDraws, WatchingBuilder
@@ -31,6 +32,7 @@ from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import InstructionFailure, Peaks, microbatch_of, run_error
 from pipecompile.runtime.worker_threads import WorkerThreads
 from pipecompile.tracing.ambient_modes import contained
+from pipecompile.tracing.user_source import warn
 
 __all__ = ["Executable", "ProgramBinding"]
 
@@ -73,8 +75,17 @@ class Executable:
 
     @cached_property
     def is_ordered(self) -> bool:
-        """Whether the order of cells shows: stages draw random numbers, or run Python of the user's that may leave something behind."""
-        return any(effects.draws or effects.runs_python for cell in self.cells for effects in cell.all_effects)
+        """Whether the order of cells or their thread shows: stages draw random numbers, run Python of the user's that may leave something
+        behind, or read a `threading.local`.
+        """
+        effects = [one for cell in self.cells for one in cell.all_effects]
+        return any(one.draws or one.runs_python for one in effects) or bool(self._readers_of_threads)
+
+    @cached_property
+    def _readers_of_threads(self) -> list[str]:
+        """The names of the loss, hooks and pieces kept whole that have a `threading.local` near them."""
+        holders = [one for cell in self.cells for each in cell.all_effects for one in each.state_holders.of_threads]
+        return list(dict.fromkeys(getattr(one, "__qualname__", type(one).__qualname__) for one in holders))
 
     def draw_warning(self, *, threaded: bool) -> str:
         """Return a warning if random numbers are drawn in another order than in the plain loop; "" if not.
@@ -107,7 +118,13 @@ class Executable:
 
     @cached_property
     def threaded(self) -> Code:
-        """The code for a thread per device."""
+        """The code for a thread per device. The first use warns of a `threading.local` that stages read."""
+        if self._readers_of_threads:
+            warn(
+                f"{', '.join(self._readers_of_threads)} reads a threading.local, and each device's thread has its own attributes of it,"
+                " which are not those that this thread has set. Try dispatch='inline', or a contextvars.ContextVar",
+                RecordingWarning,
+            )
         return self._bound(threaded=True)
 
     def code(self, *, threaded: bool) -> Code:
@@ -157,7 +174,7 @@ class Executable:
             self.norms.settle()
         if (self.threaded if threaded else self.inline).streams is not None:
             frame.registers = [None] * len(frame.registers)  # of receive buffers; the next run waits before it copies
-        frame.arrivals, frame.departures, frame.recordings, frame.left = {}, {}, (), {}
+        frame.arrivals, frame.departures, frame.recordings, frame.left, frame.kept = {}, {}, (), {}, {}
         self._idle[threaded].append(frame)
 
     @cached_property

@@ -22,6 +22,7 @@ from pipecompile.ir.execution_order import frees_after, in_turn, may_join_backwa
 from pipecompile.ir.program import keys_values, offloaded, recipe, saved, weight_saved
 from pipecompile.ir.slices import in_slices
 from pipecompile.runtime import transport
+from pipecompile.runtime.cells.backward_reads import BackwardReads
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
 from pipecompile.runtime.cells.left_tensors import LeftTensors
@@ -104,9 +105,8 @@ class CodeBuilder:
         self.channels: dict[object, int] = {}
         self.links: dict[tuple[int, int], Link] = {}
         self.divided: dict[int, DividedBackward] = {}
-        actions = (instruction.action for row in program.rows for instruction in row)
-        self.recomputes = any(action is not None and action.kind is Kind.RECOMPUTE for action in actions)
-        self.left = LeftTensors.of(cells)
+        self.recomputes = Kind.RECOMPUTE in {i.action.kind for row in program.rows for i in row if i.action is not None}
+        self.left, self.kept = LeftTensors.of(cells), BackwardReads.of(cells, threaded=threaded)
         self.log = ChangeLog() if self.recomputes else None
         self.recomputes = self.recomputes or any(effects.redraws for cell in cells for effects in cell.all_effects)
 
@@ -137,8 +137,7 @@ class CodeBuilder:
     def launched(self) -> tuple[tuple[Run, ...], ...]:
         """Return the functions such that each runs on its stream, after the events that it waits for."""
         planned, self.is_launched = launches(self.program, self.streams.apart), True
-        followers: dict[Place, list[int]] = {}
-        follows: dict[Place, list[int]] = {}
+        followers, follows = dict[Place, list[int]](), dict[Place, list[int]]()
         for place, launch in (((d, i), one) for d, row in enumerate(planned) for i, one in enumerate(row)):
             for before in launch.follows if self.threaded else ():
                 channel = self.channels.setdefault((before, place), len(self.channels))
@@ -200,7 +199,8 @@ class CodeBuilder:
         else:
             cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
         name = str(in_slices(action, self.program.n_slices))
-        return self.timed(in_range(cell(action, registers, self.devices[device]), name), device, name)
+        run = self.kept.around(cell(action, registers, self.devices[device]), action)
+        return self.timed(in_range(run, name), device, name)
 
     def timed(self, run: Run, device: int, name: str) -> Run:
         """Return the function of a cell, which notes its times, with its GPU as the current one."""

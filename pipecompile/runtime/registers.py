@@ -30,6 +30,7 @@ class Frame:
     recordings    number of the recording of each micro-batch, where a program serves several
     host_buffers  register ──► memory of the host for what forwards saved, kept for the next run
     left          (stage, micro-batch) ──► the tensors that its forward has left on objects (cells/left_tensors.py)
+    kept          (stage, micro-batch) ──► the attributes that its forward has left, for its backward (cells/backward_reads.py)
     """
 
     registers: list[Any]
@@ -42,6 +43,7 @@ class Frame:
     recordings: tuple[int, ...] = ()
     host_buffers: dict[int, Any] = field(default_factory=dict)
     left: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    kept: dict[tuple[int, int], dict[Any, Any]] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Let go of all values, in the very containers, which a traceback may hold. The frame cannot be used again."""
@@ -53,6 +55,7 @@ class Frame:
             self.departures,
             self.host_buffers,
             self.left,
+            self.kept,
         ):
             container.clear()
 

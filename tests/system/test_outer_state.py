@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pipecompile as pc
+from pipecompile.runtime import dispatch
 
 COUNT = 0
 LAST: ContextVar[int] = ContextVar("LAST", default=0)
@@ -172,6 +173,24 @@ def test_a_loss_changes_state_once_a_call(options: dict[str, Any], branches: boo
     expected = trained(layers(), wanted, None)
     assert trained(layers(), loss, options) == pytest.approx(expected, rel=1e-5)
     assert loss.seen == wanted.seen
+
+
+def test_a_loss_that_reads_a_local_of_its_thread_stays_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long cells took the third step to other threads, where a `threading.local` begins anew."""
+    monkeypatch.setattr(dispatch, "THREAD_SECONDS", 0.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 0)
+    wanted, loss = Loss([of_thread], branches=False), Loss([of_thread], branches=False)
+    expected = trained(layers(), wanted, None)
+    assert trained(layers(), loss, {}) == pytest.approx(expected, rel=1e-5)
+    assert loss.seen == wanted.seen
+
+
+def test_threads_that_are_asked_for_warn_of_a_local_of_a_thread() -> None:
+    pipe = pc.compile(layers(), 2, n_microbatches=4, loss_fn=Loss([of_thread], branches=False), dispatch="threads")
+    with pytest.warns(
+        pc.RecordingWarning, match=r"Loss reads a threading.local, .* Try dispatch='inline', or a contextvars"
+    ):
+        pipe.step(torch.randn(8, 8), target=torch.randint(4, (8,)))
 
 
 @pytest.mark.parametrize("options", [{}, RECOMPUTED], ids=str)

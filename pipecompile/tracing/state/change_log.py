@@ -23,7 +23,7 @@ from pipecompile.tracing.recompute_flag import questions
 from pipecompile.tracing.state.function_state import names_near, places_near, roots_near, tensors_held
 from pipecompile.tracing.state.hidden_containers import identity
 from pipecompile.tracing.state.outer_bindings import OuterBinding, OuterBindings, OuterNames
-from pipecompile.tracing.state.snapshot import content_of, has_content, set_content
+from pipecompile.tracing.state.snapshot import content_of, has_content, held_values, set_content
 from pipecompile.tracing.state.tensor_contents import CopyBeforeWrite, is_same_memory
 
 __all__ = ["Change", "ChangeLog", "StateHolders", "writes_noted"]
@@ -94,6 +94,12 @@ class StateHolders:
         """Return the bindings that have changed, each once, but for those of holders that were left out."""
         present = (bindings for holder, bindings in before if id(holder) not in self._asking)
         return list({(id(one.holder), one.name): one for bindings in present for one in bindings.changed()}.values())
+
+    @cached_property
+    def of_threads(self) -> list[Any]:
+        """The holders near which a `threading.local` is, whose attributes are of one thread."""
+        near = ((holder, (*roots, *held_values(places_near(holder, roots)))) for holder, roots in self._all)
+        return [holder for holder, values in near if any(isinstance(one, local) for one in values)]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors near the holders, each once, but for those of other ranks, which nothing can write here."""

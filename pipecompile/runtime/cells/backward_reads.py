@@ -1,0 +1,113 @@
+"""Attributes that a forward leaves, as the backward of the same micro-batch finds them: hooks and autograd functions read them.
+
+    F0  self.scale = 2     F1  self.scale = 3     B0  self.scale = 2; hook: g * self.scale; self.scale = 3 again     B1
+
+Another micro-batch may run its forward before the backward of this one. A value that the user or a backward has put there is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from pipecompile.ir import UNTRAINED, Action, Kind
+from pipecompile.runtime.cells.left_places import LeftPlaces
+from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.cells.variant_cells import VariantCell
+from pipecompile.runtime.registers import Frame, Run
+from pipecompile.tracing.state.effect_places import put_value, value_at
+
+__all__ = ["BackwardReads"]
+
+
+class BackwardReads:
+    """Keeps what the forwards of a program leave in attributes and dicts until their backwards. `Frame.kept` has, by stage and
+    micro-batch, the values by container and key. In one thread, a backward finds what the forwards of all stages have left; in threads,
+    where two backwards may run at once, what that of its own stage has left.
+    """
+
+    def __init__(self, stages: dict[int, _LeftKeys], *, threaded: bool = False) -> None:
+        self._stages, self._threaded = stages, threaded
+
+    @classmethod
+    def of(cls, cells: Sequence[Cell | VariantCell], *, threaded: bool = False) -> BackwardReads:
+        """Return what keeps the attributes that the stages of these cells leave."""
+        effects = {stage: cell.all_effects for stage, cell in enumerate(cells)}
+        leaves = {stage: each for stage, each in effects.items() if any(one.places or one.runs_python for one in each)}
+        return cls({stage: _LeftKeys(LeftPlaces(each)) for stage, each in leaves.items()}, threaded=threaded)
+
+    def around(self, run: Run, action: Action) -> Run:
+        """Return the function of an action: a forward notes what it leaves, and a backward finds it."""
+        keys = self._stages.get(action.stage)
+        if action.kind is Kind.FORWARD:
+            return run if keys is None else self._noting(run, (action.stage, action.microbatch), keys)
+        stages = [one for one in self._stages if one == action.stage or not self._threaded]
+        return run if action.kind in UNTRAINED or action.kind is Kind.RECOMPUTE else self._reading(run, action, stages)
+
+    def _noting(self, run: Run, key: tuple[int, int], keys: _LeftKeys) -> Run:
+        def noting(frame: Frame) -> None:
+            before = keys.contents()
+            run(frame)
+            keys.note(before)
+            frame.kept[key] = keys.values()
+
+        return noting
+
+    def _reading(self, run: Run, action: Action, stages: Sequence[int]) -> Run:
+        keys = [(stage, action.microbatch) for stage in stages]
+        is_last = action.kind is Kind.BACKWARD and (self._threaded or action.stage == 0)
+
+        def reading(frame: Frame) -> None:
+            replaced = [one for key in keys for one in _replace(frame, key)]
+            try:
+                run(frame)
+            finally:
+                for container, name, own, now in replaced:
+                    if value_at(container, name) is own:
+                        put_value(container, name, now)
+            for key in keys if is_last else ():
+                frame.kept.pop(key, None)
+
+        return reading if stages else run
+
+
+class _LeftKeys:
+    """The keys of the dicts near one stage whose values its forwards were seen to replace."""
+
+    def __init__(self, places: LeftPlaces) -> None:
+        self._places = places
+        self._known: dict[tuple[int, Any], dict[Any, Any]] = {}
+
+    @cached_property
+    def _dicts(self) -> list[dict[Any, Any]]:
+        return [one for one in self._places.containers() if isinstance(one, dict)]
+
+    def contents(self) -> list[dict[Any, Any]]:
+        """Return copies of the dicts."""
+        return [dict(one) for one in self._dicts]
+
+    def note(self, before: Sequence[dict[Any, Any]]) -> None:
+        """Note the keys whose values are others than before."""
+        for held, old in zip(self._dicts, before, strict=True):
+            for name, value in list(held.items()):
+                if name not in old or old[name] is not value:
+                    self._known[id(held), name] = held
+
+    def values(self) -> dict[tuple[int, Any], tuple[dict[Any, Any], Any]]:
+        """Return, by container and key, the container and its present value."""
+        return {key: (held, value_at(held, key[1])) for key, held in self._known.items()}
+
+
+def _replace(frame: Frame, key: tuple[int, int]) -> list[tuple[dict[Any, Any], Any, Any, Any]]:
+    """Put what the forward of a stage and micro-batch has left in the place of what later forwards have. Return (container, key, the
+    value that is there now, the value before).
+    """
+    later = [kept for (stage, _), kept in list(frame.kept.items()) if stage == key[0]]
+    replaced = []
+    for place, (held, own) in frame.kept.get(key, {}).items():
+        now = value_at(held, place[1])
+        if now is not own and any(place in kept and kept[place][1] is now for kept in later):
+            put_value(held, place[1], own)
+            replaced.append((held, place[1], own, now))
+    return replaced
