@@ -13,7 +13,8 @@ Open `schedule.py` first. Routes, which a plan decides and a program serves, are
     action   := STAGE KIND MICROBATCH ["." SLICE]    KIND    := "F" | "R" | "B" | "I" | "W" | "OFFLOAD" | "RELOAD"     2F0
               | STAGE SHARDING                       SHARDING := "UNSHARD" | "RESHARD" | "REDUCE_GRAD"             2UNSHARD
 
-    program  := header route* tie* (device instruction*)*     one per line
+    program  := header direction* route* tie* (device instruction*)*     one per line
+    direction := "direction: devices" DEVICE* ", micro-batches" MICROBATCH*     further copies of all stages
     value    := NAME "#" MICROBATCH                  an activation, or what stage s saves:
                                                      "@s" for its backward, "@s.w" for W, "@s.r" for R,
                                                      "@s.o" for OFFLOAD, and "@s.h", on the host, for RELOAD;

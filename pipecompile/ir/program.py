@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pipecompile.ir.action import Action
+from pipecompile.ir.directions import Direction
 from pipecompile.ir.overlap import Pair
 from pipecompile.ir.routes import Route, Tie, place
 from pipecompile.ir.text_file import save_text
@@ -105,7 +106,7 @@ class Program:
 
     `n_microbatches` counts what goes through the stages by itself. With `n_slices`, these are the slices of all micro-batches, micro-batch
     by micro-batch, and values and actions have the number of a slice: of 4 slices, `0F5` is slice 1 of micro-batch 1. The bytes
-    of routes are those of a whole micro-batch.
+    of routes are those of a whole micro-batch. `directions` are further copies of all stages, as those of a Schedule.
     """
 
     n_stages: int
@@ -115,6 +116,7 @@ class Program:
     rows: tuple[tuple[Instruction, ...], ...]
     ties: tuple[Tie, ...] = ()
     n_slices: int = 1
+    directions: tuple[Direction, ...] = ()
 
     @property
     def n_devices(self) -> int:
@@ -141,7 +143,7 @@ class Program:
         if self.n_slices != 1:
             count = f"{self.n_microbatches} slices, {self.n_slices} per micro-batch"
         lines = [f"program: {self.n_stages} stages on devices{placement}, {count}"]
-        lines += map(str, (*self.routes, *self.ties))
+        lines += map(str, (*self.directions, *self.routes, *self.ties))
         for device, row in enumerate(self.rows):
             lines.append(f"device {device}")
             lines += (f"  {instruction}" for instruction in row)

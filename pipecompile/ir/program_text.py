@@ -1,6 +1,7 @@
 """The parser of programs: `parse_program(str(program)) == program`. The grammar of an instruction is in `ir`.
 
     program: 2 stages on devices 0 1, 4 micro-batches
+    direction: devices 1 0, micro-batches 1 3
     route x: host -> 0, 64 bytes
     route v0: 0 -> 1 host, 4096 bytes, gradient
     route v1: 0 -> 1 2 3, 4096 bytes, gradient, sums 3+1
@@ -22,6 +23,7 @@ from dataclasses import replace
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import HOST, NO_SLICE, Action, Instruction, Op, Operand, Program, Route, Tie, Value
+from pipecompile.ir.directions import Direction
 from pipecompile.ir.input_checks import checked_count, without_mark
 
 __all__ = ["line_numbers", "parse_instruction", "parse_program", "parse_route", "parse_tie"]
@@ -30,6 +32,7 @@ _NUMBER = "[0-9]{1,9}"
 _HEADER = re.compile(
     rf"program: ({_NUMBER}) stages on devices((?: {_NUMBER})*), ({_NUMBER}) (?:micro-batches|slices, ({_NUMBER}) per micro-batch)"
 )
+_DIRECTION = re.compile(rf"direction: devices((?: {_NUMBER})+), micro-batches((?: {_NUMBER})+)")
 _ROUTE = re.compile(
     rf"route (\S+): (host|{_NUMBER}) ->((?: (?:host|{_NUMBER}))*), (\S+) bytes(, gradient)?(?:, sums((?: {_NUMBER}(?:\+{_NUMBER})+)+))?"
 )
@@ -45,6 +48,7 @@ def parse_program(text: str) -> Program:
     """Return the program whose `str` is `text`. Raise ScheduleError naming the line that cannot be read, InputError for no text."""
     lines = _lines(text)
     header: re.Match[str] | None = None
+    directions: list[Direction] = []
     routes: list[Route] = []
     ties: list[Tie] = []
     rows: list[list[Instruction]] = []
@@ -52,6 +56,8 @@ def parse_program(text: str) -> Program:
         try:
             if header is None:
                 header = _match(_HEADER, line, "program: 2 stages on devices 0 1, 4 micro-batches")
+            elif not (rows or ties or routes) and line.startswith("direction:"):
+                directions.append(_direction(line))
             elif not rows and not ties and line.startswith("route "):
                 routes.append(parse_route(line))
             elif not rows and line.startswith("tie "):
@@ -67,7 +73,8 @@ def parse_program(text: str) -> Program:
     if header is None:
         raise ScheduleError("the text holds no program", why="its first line must be 'program: ...'")
     stages, parts, placement, n_slices = _counts(header, sum(map(len, rows)))
-    return Program(stages, parts, placement, tuple(routes), tuple(map(tuple, rows)), tuple(ties), n_slices)
+    all_rows = tuple(map(tuple, rows))
+    return Program(stages, parts, placement, tuple(routes), all_rows, tuple(ties), n_slices, tuple(directions))
 
 
 def _counts(header: re.Match[str], n_items: int) -> tuple[int, int, tuple[int, ...], int]:
@@ -93,6 +100,12 @@ def _lines(text: str) -> list[tuple[int, str]]:
 def line_numbers(text: str) -> tuple[int, ...]:
     """Return the numbers, from 1, of the lines that are not blank: those of the lines of `str(parse_program(text))`."""
     return tuple(number for number, _ in _lines(text))
+
+
+def _direction(line: str) -> Direction:
+    match = _match(_DIRECTION, line, "direction: devices 1 0, micro-batches 1 3")
+    placement, microbatches = (tuple(map(int, part.split())) for part in match.group(1, 2))
+    return Direction(placement, microbatches)
 
 
 def parse_route(line: str) -> Route:

@@ -73,9 +73,11 @@ class Tie:
     stages: tuple[int, ...]
     nbytes: float = 0.0
 
-    def devices(self, placement: Sequence[int]) -> tuple[int, ...]:
-        """Return the devices that hold the parameters, the home first. A tie on one device has nothing to exchange."""
-        return tuple(dict.fromkeys(placement[stage] for stage in self.stages))
+    def devices(self, *placements: Sequence[int]) -> tuple[int, ...]:
+        """Return the devices that hold the parameters, the home first, with the placements of all directions. A tie on one device has
+        nothing to exchange.
+        """
+        return tuple(dict.fromkeys(placement[stage] for placement in placements for stage in self.stages))
 
     def __str__(self) -> str:
         stages = "".join(f" {stage}" for stage in self.stages)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir.action import SHARDING, Action, Kind
+from pipecompile.ir.action import NO_MICROBATCH, NO_SLICE, SHARDING, Action, Kind
 from pipecompile.ir.certificate import Certificate
+from pipecompile.ir.directions import Direction, found_directions
 from pipecompile.ir.input_checks import checked_count, file_path
 from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
 from pipecompile.ir.shown_value import shown
@@ -29,7 +30,8 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Per device, the ordered list of its actions. `placement[s]` is the device of stage s.
+    """Per device, the ordered list of its actions. `placement[s]` is the device of stage s; `directions` are further copies of all
+    stages, for some of the micro-batches (`directions.py`).
 
     `certificate` has the lower bound that the search of `auto_schedule` proved; None for other schedules. It holds for these rows
     only. `name` and `certificate` do not count for equality. `overlaps` has the neighbours of a row that run at the same time: a
@@ -47,6 +49,7 @@ class Schedule:
     certificate: Certificate | None = field(default=None, compare=False)
     overlaps: frozenset[Pair] = field(default=frozenset(), repr=False)
     n_slices: int = field(default=1, repr=False)
+    directions: tuple[Direction, ...] = field(default=(), repr=False)
 
     @property
     def n_devices(self) -> int:
@@ -110,19 +113,21 @@ class Schedule:
         """Return the schedule with these rows of actions or of their texts: `from_rows([["0F0", "0B0"], ["1F0",
         "1B0"]])`. A text `(0F1;1B0)OVERLAP_F_B`, or a pair of actions, is a forward and a backward at the same time.
 
-        Placement and numbers of stages, micro-batches and slices follow from the rows. Raise ScheduleError if a stage is
-        on two devices, or on none, if there are fewer actions than micro-batches, or if some actions have a slice and others have none.
+        Placement, directions and numbers of stages, micro-batches and slices follow from the rows. Raise ScheduleError if a stage is
+        on two devices for one micro-batch, or on none, if there are fewer actions than micro-batches, or if some actions have a slice
+        and others have none.
         """
         cells = _cells(rows)
         actions = tuple(tuple(action for parts in row for action in parts) for row in cells)
         overlaps = frozenset((parts[0], parts[1]) for row in cells for parts in row if is_pair(parts))
         if all(action.kind in SHARDING for row in actions for action in row):
             raise ScheduleError("there is no action", hint="write one row per device, such as 0F0,0F1,0B0,0B1")
-        placement = _placement(actions)
+        placement, directions = _placement(actions)
         most = max(action.microbatch for row in actions for action in row) + 1
         n_microbatches = checked_count(most, sum(map(len, actions)), "micro-batches")
         n_slices = checked_slices(actions, n_microbatches)
-        return cls(len(placement), n_microbatches, placement, actions, name, overlaps=overlaps, n_slices=n_slices)
+        counts = len(placement), n_microbatches, placement
+        return cls(*counts, actions, name, overlaps=overlaps, n_slices=n_slices, directions=directions)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> Schedule:
@@ -162,21 +167,30 @@ def _cells(rows: Iterable[Iterable[Cell]]) -> list[list[Sequence[Action]]]:
         raise InputError(f"rows={shown(rows)} are not rows of actions", hint=hint) from None
 
 
-def _placement(rows: Sequence[Sequence[Action]]) -> tuple[int, ...]:
-    device_of: dict[int, int] = {}
+def _placement(rows: Sequence[Sequence[Action]]) -> tuple[tuple[int, ...], tuple[Direction, ...]]:
+    """Return the device of each stage for the first micro-batch, and the directions of the others."""
+    first = min((a.microbatch for row in rows for a in row if a.microbatch != NO_MICROBATCH), default=NO_MICROBATCH)
+    places = [(action.stage, device) for device, row in enumerate(rows) for action in row if action.microbatch == first]
+    device_of = dict(reversed(places))
+    moved = None
     for device, row in enumerate(rows):
         for action in row:
-            if device_of.setdefault(action.stage, device) != device:
-                from pipecompile.ir.schedule_csv import row_place
+            if device_of.setdefault(action.stage, device) != device and moved is None:
+                moved = device, action
+    directions = () if moved is None else found_directions(rows, max(device_of) + 1)
+    if directions is None or (directions and any(a.slice != NO_SLICE for row in rows for a in row)):
+        from pipecompile.ir.schedule_csv import row_place
 
-                raise ScheduleError(
-                    f"stage {action.stage} is on device {device_of[action.stage]} and on device {device}",
-                    where=f"{row_place(device)}, action {action}",
-                    hint="keep all actions of a stage in one row",
-                )
+        assert moved is not None
+        device, action = moved
+        raise ScheduleError(
+            f"stage {action.stage} is on device {device_of[action.stage]} and on device {device}",
+            where=f"{row_place(device)}, action {action}",
+            hint="keep all actions of a stage in one row, or all of a stage and micro-batch, of whole micro-batches",
+        )
     missing = next((stage for stage in range(len(device_of)) if stage not in device_of), None)
     if missing is not None:
         raise ScheduleError(
             f"no row holds an action of stage {missing}", why=f"stages 0 to {max(device_of)} are expected"
         )
-    return tuple(device_of[stage] for stage in range(len(device_of)))
+    return tuple(device_of[stage] for stage in range(len(device_of))), directions

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import NO_SLICE, Action, Kind
+from pipecompile.ir.directions import directions_fault
 from pipecompile.ir.input_checks import FEW, file_path
 from pipecompile.ir.periodic import MOST_REPETITIONS
 from pipecompile.ir.periodic_program import PeriodicProgram
@@ -54,7 +55,8 @@ class WrittenProgram(Schedule):
         name = Path(source).stem if numbers else "written"
         lines = tuple(numbers) or tuple(range(1, len(str(program).splitlines()) + 1))
         counts = program.n_stages, program.n_microbatches, program.placement
-        return cls(*counts, rows, name, overlaps=program.overlaps, program=program, source=source, numbers=lines)
+        beside = {"overlaps": program.overlaps, "directions": program.directions}
+        return cls(*counts, rows, name, **beside, program=program, source=source, numbers=lines)
 
     @classmethod
     def load(cls, path: str | Path) -> WrittenProgram:
@@ -76,7 +78,7 @@ class WrittenProgram(Schedule):
     def plain(self) -> Schedule:
         """The order of the actions alone."""
         counts = self.n_stages, self.n_microbatches, self.placement
-        return Schedule(*counts, self.rows, self.name, overlaps=self.overlaps)
+        return Schedule(*counts, self.rows, self.name, overlaps=self.overlaps, directions=self.directions)
 
     @property
     def has_target(self) -> bool:
@@ -86,7 +88,8 @@ class WrittenProgram(Schedule):
     def line_of(self, device: int, step: int) -> int:
         """Return the number of the line with an instruction of a device."""
         before = sum(len(row) + 1 for row in self.program.rows[:device])
-        return self.numbers[1 + len(self.program.routes) + len(self.program.ties) + before + 1 + step]
+        items = len(self.program.directions) + len(self.program.routes) + len(self.program.ties)
+        return self.numbers[1 + items + before + 1 + step]
 
     def located(self, fault: str) -> str:
         """Return a fault with the numbers of the lines that it is about in front, where it names any."""
@@ -98,9 +101,10 @@ class WrittenProgram(Schedule):
     def _lines_of(self, fault: str) -> Iterator[int]:
         """Yield the line of the step that the fault names; else those of its route or tie; else those of its actions and values."""
         items: list[Route | Tie] = [*self.program.routes, *self.program.ties]
+        before = 1 + len(self.program.directions)
         if step := _STEP.search(fault) or _WRITTEN.match(fault):
             yield self.line_of(int(step[1]), int(step[2]))
-        elif of_items := [i for i, item in enumerate(items, 1) if fault.startswith((f"{item}:", _head(item)))]:
+        elif of_items := [i for i, item in enumerate(items, before) if fault.startswith((f"{item}:", _head(item)))]:
             yield from (self.numbers[index] for index in of_items)
         else:
             named = partial(_is_named, names=_cells(fault) or set(_ACTION.findall(fault)) or set(_VALUE.findall(fault)))
@@ -154,6 +158,8 @@ def type_faults(subject: Program | Schedule | PeriodicProgram) -> Iterator[str]:
         if not _are(getattr(subject, name), of):
             yield f"{name} is {shown(getattr(subject, name))}, not a tuple of {of.__name__}"
     if isinstance(subject, Schedule) and (fault := overlaps_fault(subject.overlaps)):
+        yield fault
+    if isinstance(subject, Schedule | Program) and (fault := directions_fault(subject.directions)):
         yield fault
     parts = ("prologue", "period", "epilogue") if is_periodic else ("rows",)
     faults = [

@@ -22,6 +22,8 @@ __all__ = ["with_sums"]
 
 def with_sums(schedule: Schedule, routes: Sequence[Route], sums: Sums) -> tuple[Route, ...]:
     """Return the routes with the sums of gradients that a device can make in this schedule. Routes that have sums keep them."""
+    if schedule.directions:
+        return tuple(routes)  # two consumers may share a device in one direction and not in the other
     begun = _order_of_backwards(schedule)
     result = []
     for route in routes:

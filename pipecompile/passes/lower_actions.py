@@ -76,7 +76,7 @@ def lower_actions(schedule: Schedule, routes: Sequence[Route], ties: Sequence[Ti
         begins = firsts(schedule.overlaps)
         rows = tuple(tuple(replace(i, overlaps=True) if i.action in begins else i for i in row) for row in rows)
     counts = schedule.n_stages, schedule.n_units, schedule.placement
-    program = Program(*counts, tuple(routes), rows, tuple(ties), schedule.n_slices)
+    program = Program(*counts, tuple(routes), rows, tuple(ties), schedule.n_slices, schedule.directions)
     return program if schedule.n_slices == 1 else _with_keys_values(program)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pipecompile.ir import UNTRAINED, Instruction, Op, Program
+from pipecompile.ir.directions import all_placements
 
 __all__ = ["insert_exchanges"]
 
@@ -29,6 +30,6 @@ def insert_exchanges(program: Program) -> Program:
 
 def _exchanges(program: Program, op: Op, device: int) -> Iterator[Instruction]:
     for tie in program.ties:
-        devices = tie.devices(program.placement)
+        devices = tie.devices(*all_placements(program))
         if len(devices) > 1 and device in devices:
             yield Instruction(op, tie=tie.name)

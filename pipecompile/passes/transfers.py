@@ -11,10 +11,11 @@ read is received before both, and what they compute is sent after both. Linear.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Route
+from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Route, Value
+from pipecompile.ir.directions import all_placements, placement_of
 from pipecompile.passes.overlapping import grouped_by_overlap
 
 __all__ = ["insert_transfers"]
@@ -22,8 +23,14 @@ __all__ = ["insert_transfers"]
 
 def insert_transfers(program: Program) -> Program:
     """Return the program in which each device receives, once, every value that it reads and does not compute."""
-    paths = _paths(program.routes, program.placement)
-    rows = tuple(tuple(_row(row, device, paths)) for device, row in enumerate(program.rows))
+    of_placements = {placement: _paths(program.routes, placement) for placement in all_placements(program)}
+    own, moved = of_placements[program.placement], placement_of(program)
+
+    def path(value: Value, device: int) -> Path:
+        paths = of_placements[moved[value.microbatch]] if value.microbatch in moved else own
+        return paths.get((value.name, value.consumer), (device, ()))
+
+    rows = tuple(tuple(_row(row, device, path)) for device, row in enumerate(program.rows))
     return replace(program, rows=rows)
 
 
@@ -45,17 +52,17 @@ def _paths(routes: Sequence[Route], placement: Sequence[int]) -> dict[tuple[str,
     return paths
 
 
-def _row(row: Sequence[Instruction], device: int, paths: dict[tuple[str, int | None], Path]) -> Iterator[Instruction]:
+def _row(row: Sequence[Instruction], device: int, path: Callable[[Value, int], Path]) -> Iterator[Instruction]:
+    """Yield a row with its messages. `path` returns the way of a value; of what moves nowhere, the device alone."""
     received: set[Operand] = set()
     for together in grouped_by_overlap(row):
         for operand in (operand for instruction in together for operand in instruction.reads):
-            value = operand.value
-            producer, _ = paths.get((value.name, value.consumer), (device, ()))
+            producer, _ = path(operand.value, device)
             if producer != device and operand not in received:
                 received.add(operand)
                 yield Instruction(Op.RECV, writes=(operand,), peer=producer)
         yield from together
         for operand in (operand for instruction in together for operand in instruction.writes):
-            _, ends = paths.get((operand.value.name, operand.value.consumer), (device, ()))
+            _, ends = path(operand.value, device)
             for end in ends:
                 yield Instruction(Op.SEND, reads=(operand,), peer=end)

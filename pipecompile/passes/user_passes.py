@@ -135,7 +135,7 @@ def _changes(before: Program | Schedule, after: Any) -> Iterator[str]:
         yield f"it is {'nothing (no return?)' if after is None else f'of type {type(after).__name__}'}"
         return
     yield from type_faults(after)
-    for name in ("n_stages", "n_microbatches", "n_slices", "placement", "routes", "ties"):
+    for name in ("n_stages", "n_microbatches", "n_slices", "placement", "directions", "routes", "ties"):
         if getattr(before, name, None) != getattr(after, name, None):
             yield f"it has other {name}"
     if len(before.rows) != len(after.rows):

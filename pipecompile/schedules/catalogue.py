@@ -16,6 +16,7 @@ from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import DEFAULT_SLICES, chain_after, check_cells
 from pipecompile.schedules.checkpoint_window import build_checkpoint_window
+from pipecompile.schedules.chimera import build_chimera
 from pipecompile.schedules.dualpipev import build_dualpipev
 from pipecompile.schedules.dualpipev_overlap import build_dualpipev_overlap
 from pipecompile.schedules.eager_1f1b import build_eager_1f1b
@@ -134,6 +135,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "mario": CatalogueEntry(build_mario, 1, compared=False),
     "v-two-thirds": CatalogueEntry(build_v_two_thirds, 2, compared=False),
     "hanayo": CatalogueEntry(build_hanayo, compared=False),
+    "chimera": CatalogueEntry(build_chimera, 1, compared=False),
     "llama3": CatalogueEntry(build_llama3, compared=False),
     "dualpipev-overlap": CatalogueEntry(build_dualpipev_overlap, 2, compared=False),
     "po-half": CatalogueEntry(build_po_half, 2, compared=False),

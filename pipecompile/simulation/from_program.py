@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipecompile.ir import HOST, Action, Instruction, Kind, Op, Program, Tie, Value, part_of
+from pipecompile.ir.directions import all_placements
 from pipecompile.ir.slices import in_slices, unit_text
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.input_copies import InputReads
@@ -178,7 +179,7 @@ class _TaskBuilder:
     def _exchange(self, state: _RowState, instruction: Instruction) -> None:
         """Add the messages of a tie. BROADCAST: the home sends, and each copy waits. REDUCE: the copies send, and the home waits."""
         tie = next(tie for tie in self.program.ties if tie.name == instruction.tie)
-        home, *copies = tie.devices(self.program.placement)
+        home, *copies = tie.devices(*all_placements(self.program))
         is_home = state.device == home
         peers = copies if is_home else [home]
         if is_home == (instruction.op is Op.BROADCAST):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipecompile.ir import BACKWARDS, HOST, UNTRAINED, Kind, Route, Schedule, Value
+from pipecompile.ir.directions import all_placements, placement_of
 from pipecompile.ir.slices import unit_text
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.host_copies import HostCopies
@@ -50,13 +51,14 @@ def device_transfers(routes: Sequence[Route], placement: Sequence[int]) -> Itera
 
 def tasks_of_schedule(schedule: Schedule, routes: Sequence[Route], costs: Costs) -> TaskGraph:
     """Return the tasks of a legal schedule. Memory counts what stages save, not the buffers of values. Linear."""
-    transfers, m = list(device_transfers(routes, schedule.placement)), schedule.n_units
-    messages = _messages(transfers, schedule.n_stages, m)
+    transfers, messages = _of_directions(schedule, routes)
+    own, moved = messages[schedule.placement], placement_of(schedule)
     tasks = TaskGraph(changes=[[] for _ in schedule.rows])
     for row in schedule.rows:
         first = len(tasks.seconds)
         for action in row:
-            (needs, sends), unit = messages[action.stage][action.kind], action.unit(schedule.n_slices)
+            of_stages = messages[moved[action.microbatch]] if action.microbatch in moved else own
+            (needs, sends), unit = of_stages[action.stage][action.kind], action.unit(schedule.n_slices)
             tasks.needs.append(needs[unit])
             tasks.sends.append(sends[unit])
             tasks.seconds.append(costs.action_seconds(action))
@@ -95,17 +97,34 @@ def _add_beside(tasks: TaskGraph, schedule: Schedule, routes: Sequence[Route], c
         overlap_tasks(tasks, schedule.overlaps, costs)
 
 
+def _of_directions(
+    schedule: Schedule, routes: Sequence[Route]
+) -> tuple[list[DeviceTransfer], dict[tuple[int, ...], list[Messages]]]:
+    """Return the transfers of all directions, and per placement the messages of each stage. Micro-batches leave out the messages of
+    other directions than theirs.
+    """
+    transfers: list[DeviceTransfer] = []
+    messages: dict[tuple[int, ...], list[Messages]] = {}
+    for placement in dict.fromkeys(all_placements(schedule)):
+        own, first = list(device_transfers(routes, placement)), len(transfers)
+        messages[placement] = _messages(own, schedule.n_stages, schedule.n_units, first)
+        transfers += own
+    return transfers, messages
+
+
 MessageNumbers = list[tuple[int, ...]]
 """Per unit, a micro-batch or a slice, the numbers of messages. Transfer t of unit m is message t * M + m of M units."""
 
 
-def _messages(
-    transfers: Sequence[DeviceTransfer], n_stages: int, m: int
-) -> list[dict[Kind, tuple[MessageNumbers, MessageNumbers]]]:
-    """Return, per stage and kind of action, the messages that it needs and the messages that it sends."""
+Messages = dict[Kind, tuple[MessageNumbers, MessageNumbers]]
+"""Per kind of action, the messages that it needs and the messages that it sends."""
+
+
+def _messages(transfers: Sequence[DeviceTransfer], n_stages: int, m: int, first: int) -> list[Messages]:
+    """Return, per stage, its messages; `first` is the number of the first transfer."""
     needs: list[dict[Kind, list[int]]] = [{kind: [] for kind in Kind} for _ in range(n_stages)]
     sends: list[dict[Kind, list[int]]] = [{kind: [] for kind in Kind} for _ in range(n_stages)]
-    for index, transfer in enumerate(transfers):
+    for index, transfer in enumerate(transfers, first):
         for kind in (Kind.FORWARD,) if transfer.consumer is None else BACKWARDS:
             sends[transfer.stage][kind].append(index * m)
             for reader in transfer.readers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipecompile.ir import BACKWARDS, HOST, NO_SLICE, Action, Kind, Schedule, held, saved
+from pipecompile.ir.directions import placement_of
 from pipecompile.simulation.costs import Costs
 from pipecompile.simulation.task_graph import Anchor, Change, TaskGraph
 
@@ -64,8 +65,12 @@ class HostCopies:
                 tasks.sends[task] += self.sends(action)
                 if action.kind in (Kind.OFFLOAD, Kind.RELOAD) and (size := costs.saved[action.stage]):
                     tasks.changes[device].append(self.change(action, task, size * costs.byte_share(action)))
-        for stage, _, place in self.out:
-            device, share = schedule.placement[stage], costs.slices.of_bytes(place) if costs.slices else 1.0
+        moved = placement_of(schedule)
+        for stage, microbatch, place in self.out:
+            device, share = (
+                moved.get(microbatch, schedule.placement)[stage],
+                costs.slices.of_bytes(place) if costs.slices else 1.0,
+            )
             tasks.links += [(device, HOST), (HOST, device)]
             tasks.delays += [costs.offload_seconds(stage) * share] * 2
         cells, label, first = list(self.out), tasks.label, self.first

@@ -17,6 +17,7 @@ from typing import Unpack
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Action, Program, Route, Schedule, place
+from pipecompile.ir.directions import copies_placed, stages_on
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
@@ -125,7 +126,7 @@ def build_tasks(
                 hint='pc.build_schedule("1f1b", 4, 8), or the program of a pipeline: pipe.program',
             )
     if any(costs.parameters):
-        stages_of = [[s for s, device in enumerate(subject.placement) if device == d] for d in range(subject.n_devices)]
+        stages_of = stages_on(subject, subject.n_devices)
         tasks.constant = tuple(sum(costs.parameters[s] for s in own) for own in stages_of)
     tasks.issued, tasks.after = issue_times(subject, tasks, costs), stream_order(subject, tasks, costs)
     tasks.posted = input_posts(subject, tasks, costs)
@@ -162,7 +163,7 @@ def make_timeline(subject: Schedule | Program, tasks: TaskGraph, times: Times) -
         tasks.n_devices,
         (*_task_spans(tasks, times), *_message_spans(tasks, times, tracks)),
         memory_curves(tasks, times),
-        in_flight(_actions(subject), subject.placement),
+        in_flight(_actions(subject), copies_placed(subject)),
         tuple(_span(step, tasks, times, tracks) for step in critical_path(tasks, times)),
     )
 

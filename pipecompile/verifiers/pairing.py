@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program, Value, place
+from pipecompile.ir.directions import all_placements, placement_of
 from pipecompile.verifiers.deadlock import Step, deadlocks
 from pipecompile.verifiers.message_models import MessageModel
 
@@ -76,13 +77,15 @@ def _host_sends(program: Program, value: Value) -> bool:
 def _host_receives(program: Program) -> Iterator[Message]:
     """Yield the messages to the host."""
     trained = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
+    moved = placement_of(program)
     for route in program.routes:
         for microbatch in range(program.n_microbatches):
+            placement = moved.get(microbatch, program.placement)
             if route.source != HOST and HOST in route.consumers:
-                yield Value(route.value, microbatch), program.placement[route.source], HOST
+                yield Value(route.value, microbatch), placement[route.source], HOST
             if route.source == HOST and route.gradient and trained:
                 for consumer in (c for c in route.consumers if c != HOST):
-                    yield Value(route.value, microbatch, consumer), program.placement[consumer], HOST
+                    yield Value(route.value, microbatch, consumer), placement[consumer], HOST
 
 
 def _unpaired(messages: Sequence[Message], sends: Counter[int], recvs: Counter[int]) -> Iterator[str]:
@@ -118,7 +121,7 @@ def waiting_rows(program: Program, *, meet: bool) -> tuple[list[list[Step]], lis
 
 
 def _waits(program: Program, lines: Sequence[Line], *, meet: bool) -> tuple[list[list[Step]], list[list[int]]]:
-    parties = {tie.name: tie.devices(program.placement) for tie in program.ties}
+    parties = {tie.name: tie.devices(*all_placements(program)) for tie in program.ties}
     rows: list[list[Step]] = []
     origin: list[list[int]] = []
     for device, line in enumerate(lines):

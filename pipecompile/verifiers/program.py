@@ -62,7 +62,7 @@ def _schedule_of(program: Program) -> Schedule:
     rows = tuple(tuple(in_slices(i.action, n_slices) for i in row if i.action is not None) for row in program.rows)
     pairs = frozenset((in_slices(one, n_slices), in_slices(two, n_slices)) for one, two in program.overlaps)
     counts = program.n_stages, program.n_microbatches // max(n_slices, 1), program.placement
-    return Schedule(*counts, rows, overlaps=pairs, n_slices=n_slices)
+    return Schedule(*counts, rows, overlaps=pairs, n_slices=n_slices, directions=program.directions)
 
 
 def _slice_faults(program: Program) -> Iterator[str]:

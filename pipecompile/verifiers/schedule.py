@@ -2,7 +2,7 @@
 
 1. Every (stage, micro-batch) has one F, and either one B or one I and one W; or no stage has any of B, I, W. At most
    one R precedes the backward, or one OFFLOAD and one RELOAD.
-2. An action is on the device of its stage.
+2. An action is on the device of its stage, in the direction of its micro-batch (`directions.py`).
 3. On its own device R and OFFLOAD come after F, RELOAD after OFFLOAD, B and I after F, R and RELOAD, W after I, and a stage
    after the stages that it reads from.
 4. Two actions that overlap are neighbours in a row, F and then B or I, and neither needs the other: a pair begins when all that
@@ -28,6 +28,7 @@ from pipecompile.ir.overlap import is_pair
 from pipecompile.ir.slices import unit_text
 from pipecompile.ir.units import counted
 from pipecompile.verifiers.deadlock import Step, deadlocks
+from pipecompile.verifiers.directions import direction_faults, place_faults
 from pipecompile.verifiers.sharding import microbatch_fault, sharding_faults
 from pipecompile.verifiers.slices import slice_fault, slice_needs, slice_reason
 
@@ -42,7 +43,7 @@ def schedule_faults(schedule: Schedule, routes: Sequence[Route]) -> list[str]:
     """Return all faults of `schedule` if values move along `routes`, which must be legal."""
     if faults := shape_faults(schedule):
         return faults
-    faults = [*_place_faults(schedule), *_overlap_faults(schedule)]
+    faults = [*place_faults(schedule), *_overlap_faults(schedule)]
     if any(action.kind in SHARDING for row in schedule.rows for action in row):
         faults += sharding_faults(schedule)
         computed = (tuple(action for action in row if action.kind not in SHARDING) for row in schedule.rows)
@@ -89,7 +90,7 @@ class _Numbers:
 
 def shape_faults(schedule: Schedule) -> list[str]:
     """Return contradictions among counts, placement and actions. If there are any, no other check is meaningful."""
-    return [*_count_and_placement_faults(schedule), *_range_faults(schedule)]
+    return [*_count_and_placement_faults(schedule), *_range_faults(schedule), *direction_faults(schedule)]
 
 
 def _count_and_placement_faults(schedule: Schedule) -> Iterator[str]:
@@ -160,14 +161,6 @@ def _listed(what: str, units: Iterable[int], count: int | None = None, *, n_slic
         texts = (unit_text(unit, n_slices) for unit in shown[:SHOWN])
         more = f" and {count - SHOWN} more" if count > SHOWN else ""
         yield f"{what} for {noun} {', '.join(texts)}{more}"
-
-
-def _place_faults(schedule: Schedule) -> Iterator[str]:
-    placement = schedule.placement
-    for device, row in enumerate(schedule.rows):
-        for action in row:
-            if placement[action.stage] != device:
-                yield f"{action} is on device {device}, stage {action.stage} is placed on device {placement[action.stage]}"
 
 
 def _overlap_faults(schedule: Schedule) -> Iterator[str]:

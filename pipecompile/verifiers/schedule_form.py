@@ -10,6 +10,7 @@ from numbers import Integral
 
 from pipecompile.errors import VerifyError
 from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir.directions import directions_fault
 from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import first_slice
@@ -31,8 +32,8 @@ def form_faults(schedule: Schedule | PeriodicSchedule) -> list[str]:
     is_periodic = isinstance(schedule, PeriodicSchedule)
     counts = ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches", "n_slices")
     faults = [*_count_faults(schedule, counts), *_placement_faults(schedule)]
-    if isinstance(schedule, Schedule) and (fault := overlaps_fault(schedule.overlaps)):
-        faults.append(fault)
+    if isinstance(schedule, Schedule):
+        faults += filter(None, (overlaps_fault(schedule.overlaps), directions_fault(schedule.directions)))
     for part in ("prologue", "period", "epilogue") if is_periodic else ("rows",):
         faults += _row_faults(part, getattr(schedule, part))
     if (

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, UNTRAINED, Instruction, Op, Program, Tie
+from pipecompile.ir.directions import all_placements
 from pipecompile.ir.shown_value import shown
 from pipecompile.verifiers.routes import is_name
 
@@ -50,15 +51,15 @@ def _faults(tie: Tie, n_stages: int) -> Iterator[str]:
 def exchange_faults(program: Program) -> Iterator[str]:
     """Yield every BROADCAST and REDUCE that is missing, superfluous, too late or too early."""
     trained = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
-    exchanged = {tie.name: tie for tie in program.ties if len(tie.devices(program.placement)) > 1}
+    exchanged = {tie.name: tie for tie in program.ties if len(tie.devices(*all_placements(program))) > 1}
     for device, row in enumerate(program.rows):
         for index, instruction in enumerate(row):
             if instruction.op in (Op.BROADCAST, Op.REDUCE):
                 tie = exchanged.get(instruction.tie or "")
-                if tie is None or device not in tie.devices(program.placement):
+                if tie is None or device not in tie.devices(*all_placements(program)):
                     yield f"device {device}, step {index}, {instruction}: this device has no such tie to exchange"
     for tie in exchanged.values():
-        for device in tie.devices(program.placement):
+        for device in tie.devices(*all_placements(program)):
             yield from _of_device(tie, device, program.rows[device], trained=trained)
 
 

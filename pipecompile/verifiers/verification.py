@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import Action, Program, Route, Schedule
+from pipecompile.ir.directions import copies_placed
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import amounts
 from pipecompile.ir.periodic import PeriodicSchedule
@@ -92,7 +93,7 @@ def _limit_faults(
     faults: list[str] = []
     if in_flight is not None:
         limit = amounts("in_flight", in_flight, few.n_devices, "device", finite=False)
-        faults += in_flight_faults(_actions(few), few.placement, limit)
+        faults += in_flight_faults(_actions(few), copies_placed(few), limit)
     if memory_limit is not None:
         if isinstance(few, Schedule):
             raise InputError(
