@@ -31,6 +31,7 @@ from pipecompile.passes.offloading import insert_offload
 from pipecompile.passes.sharding import insert_sharding
 from pipecompile.settings.batch_settings import BatchSettings
 from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints, stage_count
+from pipecompile.settings.direction_choice import check_directions
 from pipecompile.settings.machine_settings import (
     MachineSettings,
     check_graphs,
@@ -104,11 +105,11 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
             check_reshard(self.shards, self.schedule, offload=self.offload, across_batch=self.across_batch)
         if isinstance(self.schedule, WrittenProgram):
             self._check_written(self.schedule)
-        schedule = self.schedule_for(self._any_count, custom=False)
+        schedule = self.schedule_for(self.any_count, custom=False)
         if self.schedule is schedule or isinstance(self.schedule, Schedule):
             verify(schedule)
-        if schedule.n_slices > 1:
-            check_slices(schedule, self)
+        check_slices(schedule, self)
+        check_directions(schedule, self)
         if self.across_batch == "exact":
             self._check_meeting()
         if self.passes:
@@ -226,8 +227,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         return self.n_microbatches if isinstance(self.n_microbatches, int) else 2 * len(self.devices)
 
     @property
-    def _any_count(self) -> int:
-        return self.n_microbatches if isinstance(self.n_microbatches, int) else 1
+    def any_count(self) -> int:
+        return self.n_microbatches if isinstance(self.n_microbatches, int) else 2
 
     @property
     def recompute(self) -> Literal["auto"] | tuple[bool, ...] | None:
@@ -248,7 +249,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
     @cached_property
     def n_slices(self) -> int:
         """Number of slices per micro-batch along the sequence; 1 for whole micro-batches. Cached, since every step reads it."""
-        return self.schedule_for(self._any_count, custom=False).n_slices
+        return self.schedule_for(self.any_count, custom=False).n_slices
 
     @property
     def has_backward(self) -> bool:
@@ -263,7 +264,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
     @cached_property
     def kinds(self) -> set[Kind]:
         """Kinds of actions in the schedule. Cached, since every step reads them."""
-        rows = self.schedule_for(self._any_count, custom=False).rows
+        rows = self.schedule_for(self.any_count, custom=False).rows
         return {action.kind for row in rows for action in row}
 
     def schedule_for(

@@ -86,7 +86,8 @@ def schedule_report(schedule: Schedule, timeline: Timeline, out: Path | None) ->
     if out is not None:
         from pipecompile.planning.alternatives import unit_what_if
 
-        alternatives = unit_what_if(schedule) if schedule.n_slices == 1 else None
+        is_plain = schedule.n_slices == 1 and not schedule.directions
+        alternatives = unit_what_if(schedule) if is_plain else None
         page = report_html(schedule, timeline, what_if=alternatives, seconds=False)
         paths = dump(out, schedule=schedule, predicted=timeline, report=page, seconds=False)
     files = [str(path) for path in paths]

@@ -25,6 +25,7 @@ from pipecompile.ir.plan import Plan
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.options import Options
 from pipecompile.passes.user_passes import UserPass
+from pipecompile.settings.direction_choice import copies_of_stages
 
 __all__ = ["SETTINGS", "check_runs_on_ranks", "check_settings", "reschedule_text", "settings_text"]
 
@@ -80,6 +81,8 @@ def check_runs_on_ranks(options: Options) -> None:
         why = "the samples meet behind the last stage, in a part of the model that other ranks have no gradients of"
     elif options.n_slices > 1:
         what, why = "a schedule of slices", "losses of slices are weighted where all stages are"
+    elif copies_of_stages(options) > 1:
+        what, why = "a schedule with several copies of each stage", "a rank has the parameters of its own stages alone"
     if what:
         hint = "devices=[...], the stages in one process"
         raise InputError(f"{what} is given for stages on several ranks", why=why, hint=hint)

@@ -157,8 +157,12 @@ class Inspection:
             ),
         )
 
-    def _what_if(self) -> WhatIf:
-        """Return the alternatives to the plan, with what crosses between stages in the step that runs and in other cuts."""
+    def _what_if(self) -> WhatIf | None:
+        """Return the alternatives to the plan, with what crosses between stages in the step that runs and in other cuts; None for a
+        schedule with several copies of its stages, which the page cannot simulate.
+        """
+        if self.schedule.directions:
+            return None
 
         def costs(crossing: Sequence[Route], placement: Sequence[int] | None, scale: float = 1.0) -> list[RouteCosts]:
             sized = [replace(route, nbytes=route.nbytes * scale) for route in crossing]

@@ -21,6 +21,7 @@ from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError, RecordingWarning
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.runtime.cells.side_effects import SideEffects
+from pipecompile.settings.direction_choice import copies_of_stages
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import memory_state
@@ -77,7 +78,8 @@ def _warn_of_python(specialization: Specialization) -> None:
     """Warn if the loss may read what an earlier stage leaves in objects, beside tensors in attributes, and that stage may run ahead."""
     threaded, placement = specialization.options.dispatch == "threads", specialization.plan.placement
     loss, effects = specialization.options.loss_fn, [SideEffects.of(stage) for stage in specialization.stages[:-1]]
-    if not (threaded or len({*placement}) < len(placement)) or not reads_objects(loss):
+    is_shared = len({*placement}) < len(placement) or copies_of_stages(specialization.options) > 1
+    if not (threaded or is_shared) or not reads_objects(loss):
         return
     places = [place for one in effects for place in one.places]
     if any(one.runs_python for one in effects) or (places and any(map(_may_differ(bound_by_loss(loss)), places))):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Action, Kind, Schedule
+from pipecompile.ir.directions import check_one_direction
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.overlap import grouped
 from pipecompile.ir.slices import check_whole
@@ -98,7 +99,9 @@ class PipelineOrder:
     @property
     def schedule(self) -> Schedule:
         """The computations alone, those of OVERLAP_F_B as a pair. Raise ScheduleError if a stage is on two ranks or on none."""
-        return Schedule.from_rows(([cell.actions for cell in row] for row in self.rows), self.name)
+        schedule = Schedule.from_rows(([cell.actions for cell in row] for row in self.rows), self.name)
+        check_one_direction(schedule, "other frameworks run a stage on one rank")
+        return schedule
 
     def cells(self) -> Iterator[tuple[int, int, OrderCell]]:
         """Yield rank, index in the row, and cell, for all cells."""
@@ -131,6 +134,7 @@ def order_of_schedule(
     a schedule of slices.
     """
     check_whole(schedule, "cells of other frameworks are of whole micro-batches")
+    check_one_direction(schedule, "other frameworks run a stage on one rank")
     rows = (tuple(map(_cell_of, grouped(row, schedule.overlaps))) for row in schedule.rows)
     return PipelineOrder(tuple(rows), name or schedule.name, source, weights)
 

@@ -49,9 +49,11 @@ def frees_after(program: Program, walk: Sequence[Place]) -> dict[Place, list[Ope
 def may_join_backward(program: Program, parameters: Sequence[frozenset[int]]) -> bool:
     """Return whether I may run the whole backward, and W nothing, with the same sums of gradients. Joined, they take less time.
 
-    True if each stage has its W in the order of its I and no parameter belongs to two stages. `parameters` are the ids of
-    each stage's parameters.
+    True if each stage has one copy, and its W in the order of its I, and no parameter belongs to two stages. `parameters` are the ids
+    of each stage's parameters.
     """
+    if program.directions:
+        return False
     order: dict[tuple[int, Kind], list[int]] = {}
     for action in (instruction.action for row in program.rows for instruction in row):
         if action is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import SHARDING, Action, Kind
+from pipecompile.ir.directions import check_one_direction
 from pipecompile.ir.input_checks import json_text, whole
 from pipecompile.ir.schedule import Schedule
 from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated, row_place
@@ -125,6 +126,9 @@ class PeriodicSchedule:
         unrolled = Schedule.from_rows(rows)
         check_whole(
             unrolled, "a periodic schedule has whole micro-batches", hint="Schedule.from_csv, which unrolls the rows"
+        )
+        check_one_direction(
+            unrolled, "a periodic schedule has one placement", "Schedule.from_csv, which unrolls the rows"
         )
         placement = unrolled.placement
         before, period = tuple(row for row, _, _ in parts), tuple(each.actions for _, each, _ in parts)

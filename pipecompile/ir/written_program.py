@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,8 @@ class WrittenProgram(Schedule):
         name = Path(source).stem if numbers else "written"
         lines = tuple(numbers) or tuple(range(1, len(str(program).splitlines()) + 1))
         counts = program.n_stages, program.n_microbatches, program.placement
-        beside = {"overlaps": program.overlaps, "directions": program.directions}
-        return cls(*counts, rows, name, **beside, program=program, source=source, numbers=lines)
+        schedule = cls(*counts, rows, name, overlaps=program.overlaps, program=program, source=source, numbers=lines)
+        return replace(schedule, directions=program.directions)
 
     @classmethod
     def load(cls, path: str | Path) -> WrittenProgram:

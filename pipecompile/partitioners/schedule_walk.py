@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipecompile.ir import Action, Kind, Schedule
+from pipecompile.ir.directions import placement_of
 from pipecompile.partitioners.cut_arrays import Edge
 
 __all__ = ["MAX_ACTIONS", "ScheduleWalk"]
@@ -30,11 +31,12 @@ Waits = list[list[tuple[int, float]]]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleWalk:
-    """The actions of a schedule in an order in which each stage has all it could wait for. `placement[s]` is the device of stage s."""
+    """The actions of a schedule in an order in which each stage has all it could wait for. `placements[m][s]` is the device of stage s
+    for micro-batch m.
+    """
 
     actions: tuple[tuple[Kind, int, int], ...]
-    placement: tuple[int, ...]
-    microbatches: int
+    placements: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, schedule: Schedule) -> ScheduleWalk | None:
@@ -48,7 +50,8 @@ class ScheduleWalk:
         if ordered is None:
             return None
         cells = tuple((a.kind, a.stage, a.microbatch) for a in ordered if a.kind is not Kind.RECOMPUTE)
-        return cls(cells, schedule.placement, schedule.n_microbatches)
+        moved = placement_of(schedule)
+        return cls(cells, tuple(moved.get(m, schedule.placement) for m in range(schedule.n_microbatches)))
 
     def seconds(self, times: Sequence[float], forward: Sequence[float], edges: Sequence[Edge]) -> float:
         """Return the seconds of a step. `times` and `forward` are those of each stage, forward and back, and forward alone.
@@ -59,11 +62,12 @@ class ScheduleWalk:
         half = [seconds / 2 for seconds in back]
         takes = {Kind.FORWARD: forward, Kind.BACKWARD: back, Kind.INPUT_GRAD: half, Kind.WEIGHT_GRAD: half}
         earlier, later = self._waits(edges)
-        free = [0.0] * (1 + max(self.placement))
+        free = [0.0] * (1 + max(map(max, self.placements)))
         links: dict[tuple[int, int], float] = {}
-        done: tuple[list[list[float]], ...] = tuple([[0.0] * self.microbatches for _ in times] for _ in range(2))
+        done: tuple[list[list[float]], ...] = tuple([[0.0] * len(self.placements) for _ in times] for _ in range(2))
         for kind, stage, microbatch in self.actions:
-            device = self.placement[stage]
+            placement = self.placements[microbatch]
+            device = placement[stage]
             begin = free[device]
             if kind is not Kind.WEIGHT_GRAD:
                 is_forward = kind is Kind.FORWARD
@@ -71,7 +75,7 @@ class ScheduleWalk:
                 for other, delay in (earlier if is_forward else later)[stage]:
                     arrival = ends[other][microbatch]
                     if delay:
-                        link = self.placement[other], device
+                        link = placement[other], device
                         arrival = links[link] = max(arrival, links.get(link, 0.0)) + delay
                     begin = max(begin, arrival)
                 ends[stage][microbatch] = begin + takes[kind][stage]
@@ -80,8 +84,8 @@ class ScheduleWalk:
 
     def _waits(self, edges: Sequence[Edge]) -> tuple[Waits, Waits]:
         """Return what the forwards and what the backwards of every stage wait for."""
-        earlier: Waits = [[] for _ in self.placement]
-        later: Waits = [[] for _ in self.placement]
+        earlier: Waits = [[] for _ in self.placements[0]]
+        later: Waits = [[] for _ in self.placements[0]]
         for (a, b), delay in edges:
             earlier[b].append((a, delay / 2))
             later[a].append((b, delay / 2))

@@ -175,9 +175,10 @@ def step_lower_bound(
     *,
     is_split: bool = False,
     without_gradient: Collection[str] = (),
+    copies: int = 1,
 ) -> float:
     """Return the seconds that every cut needs at least for a step of `microbatches` micro-batches, under every schedule that runs
-    F before B.
+    F before B, with so many copies of each stage.
 
     `is_split`: backwards are divided in I and W, so that what waits for a backward need not wait for all of it. `without_gradient`
     are the nodes whose values have none, so that nothing flows back.
@@ -185,10 +186,10 @@ def step_lower_bound(
     clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
     speeds, m = [machine.speed[device] for device in set(placement)], microbatches
     fastest = max(speeds)
-    work = max(sum(clusters.time) / sum(speeds), max(clusters.time, default=0.0) / fastest)
+    work = max(sum(clusters.time) / sum(speeds), max(clusters.time, default=0.0) / fastest / copies)
     path = _longest_path(problem, is_split, without_gradient) / fastest
     bounds = [m * work, path]
-    if len(set(placement)) == n_stages and not is_split:
+    if len(set(placement)) == n_stages and not is_split and copies == 1:
         bounds.append(path / (1 - (1 - 1 / m) ** n_stages))
     return max(bounds) * _ROUNDING
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from pipecompile.errors import PartitionError, ScheduleError, VerifyError
 from pipecompile.ir import HOST, Schedule
+from pipecompile.ir.directions import check_one_direction
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.slices import check_whole
 from pipecompile.ir.what_if import Order, RouteCosts, StageCosts, WhatIf
@@ -64,6 +65,7 @@ def unit_what_if(schedule: Schedule) -> WhatIf:
     Other numbers of stages share the same work evenly. Raise ScheduleError for a schedule of slices, which the page cannot simulate.
     """
     check_whole(schedule, "the page of the report simulates whole micro-batches")
+    check_one_direction(schedule, "the page of the report simulates one")
     own, ones, n_stages = _order(schedule), (1.0,) * schedule.n_stages, schedule.n_stages
     costs = {n_stages: StageCosts(ones, (2.0,) * n_stages, ones, ones, ones, ones, _chain(n_stages))}
     counts = sorted({*_DEVICES, schedule.n_devices})

@@ -33,6 +33,7 @@ from pipecompile.planning.draft import Draft, by_depth, make_draft
 from pipecompile.planning.schedule_choice import make_schedule, simulation_costs
 from pipecompile.planning.solve_cut import memory_excess
 from pipecompile.schedules.search.evaluate import Evaluator
+from pipecompile.settings.direction_choice import copies_of_stages
 from pipecompile.simulation.costs import make_costs
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -189,7 +190,10 @@ def _lower_bound(graph: TracedGraph, draft: Draft, options: Options, count: int,
     constants = {route.value for route in routes(graph, alone) if not route.gradient}
     problem, n_stages = _of_actions(draft.problem, options), options.n_stages
     units = count * options.n_slices  # a slice takes its share of the seconds
-    seconds = step_lower_bound(problem, n_stages, draft.placement, units, is_split=is_split, without_gradient=constants)
+    seconds = step_lower_bound(
+        problem, n_stages, draft.placement, units,
+        is_split=is_split, without_gradient=constants, copies=copies_of_stages(options),
+    )  # fmt: skip
     return seconds / options.n_slices
 
 

@@ -76,10 +76,11 @@ class Executable:
     @cached_property
     def is_ordered(self) -> bool:
         """Whether the order of cells or their thread shows: stages draw random numbers, run Python of the user's that may leave something
-        behind, or read a `threading.local`.
+        behind, or read a `threading.local`; or stages have several copies, whose gradients are added in the order of the cells.
         """
         effects = [one for cell in self.cells for one in cell.all_effects]
-        return any(one.draws or one.runs_python for one in effects) or bool(self._readers_of_threads)
+        shows = any(one.draws or one.runs_python for one in effects) or bool(self.program.directions)
+        return shows or bool(self._readers_of_threads)
 
     @cached_property
     def _readers_of_threads(self) -> list[str]:

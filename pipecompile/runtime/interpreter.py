@@ -29,6 +29,7 @@ from pipecompile.runtime.cells.left_tensors import LeftTensors
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, kept_apart, recompute_cell
 from pipecompile.runtime.cells.sliced import SliceRun, slice_run, sliced_backward, sliced_forward
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
+from pipecompile.runtime.cells.stage_locks import StageLocks
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import timed_cell
 from pipecompile.runtime.profiler_ranges import in_range
@@ -101,12 +102,11 @@ class CodeBuilder:
         self.program, self.cells, self.devices = program, cells, devices
         self.streams, self.threaded, self.joins = streams or DeviceStreams(devices), threaded, joins
         self.is_launched, self.received = False, set[int]()
-        self.registers: dict[object, int] = {}
-        self.channels: dict[object, int] = {}
-        self.links: dict[tuple[int, int], Link] = {}
-        self.divided: dict[int, DividedBackward] = {}
+        self.registers, self.channels = dict[object, int](), dict[object, int]()
+        self.links, self.divided = dict[tuple[int, int], Link](), dict[int, DividedBackward]()
         self.recomputes = Kind.RECOMPUTE in {i.action.kind for row in program.rows for i in row if i.action is not None}
         self.left, self.kept = LeftTensors.of(cells), BackwardReads.of(cells, threaded=threaded)
+        self.locks = StageLocks(program, threaded=threaded)
         self.log = ChangeLog() if self.recomputes else None
         self.recomputes = self.recomputes or any(effects.redraws for cell in cells for effects in cell.all_effects)
 
@@ -199,7 +199,7 @@ class CodeBuilder:
         else:
             cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
         name = str(in_slices(action, self.program.n_slices))
-        run = self.kept.around(cell(action, registers, self.devices[device]), action)
+        run = self.locks.around(self.kept.around(cell(action, registers, self.devices[device]), action), action)
         return self.timed(in_range(run, name), device, name)
 
     def timed(self, run: Run, device: int, name: str) -> Run:

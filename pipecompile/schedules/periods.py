@@ -34,7 +34,7 @@ def find_period(schedule: Schedule) -> PeriodicSchedule | None:
     if not isinstance(schedule, Schedule):
         raise InputError(f"a {type(schedule).__name__} is no Schedule", hint='build_schedule("1f1b", 4, 16)')
     check_whole(schedule, "periods are those of whole micro-batches")
-    if schedule.overlaps:
+    if schedule.overlaps or schedule.directions:
         return None
     for step in range(1, min(2 * schedule.n_stages, schedule.n_microbatches // _LEAST) + 1):
         found = [_longest_run(row, step) for row in schedule.rows]

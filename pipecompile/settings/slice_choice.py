@@ -26,7 +26,9 @@ EXCLUDED: dict[str, str] = {
 
 
 def check_slices(schedule: Schedule, options: Any) -> None:
-    """Raise ScheduleError for keywords with which `schedule`, which divides sequences into slices, cannot run."""
+    """Raise ScheduleError for keywords with which `schedule`, if it divides sequences into slices, cannot run."""
+    if schedule.n_slices == 1:
+        return
     kinds = {action.kind for row in schedule.rows for action in row}
     what, why, hint = "", "", 'schedule="1f1b"'
     if Kind.BACKWARD not in kinds or Kind.INPUT_GRAD in kinds:
