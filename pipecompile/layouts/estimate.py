@@ -239,7 +239,8 @@ def _checked_schedules(schedules: Sequence[str]) -> tuple[str, ...]:
     """Return the names. Raise InputError for what is no sequence of names, and for one that is not a training schedule of the catalogue."""
     if not isinstance(schedules, str | Sequence):
         raise InputError(f"schedules={shown(schedules)} is no sequence of names", hint=f"schedules={SCHEDULES}")
-    known = [name for name, entry in CATALOGUE.items() if not entry.has_slices and name != "forward"]
+    entries = CATALOGUE.items()
+    known = [name for name, one in entries if not (one.has_slices or one.has_copies) and name != "forward"]
     names = (schedules,) if isinstance(schedules, str) else tuple(schedules)
     for name in names or ("",):
         if not isinstance(name, str) or name not in known:

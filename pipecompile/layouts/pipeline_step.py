@@ -23,6 +23,7 @@ from pipecompile.costs import NodeCost, node_costs
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.stages import routes
 from pipecompile.ir import Kind
+from pipecompile.ir.directions import check_one_direction
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.layouts.hardware import Cluster
 from pipecompile.layouts.memory_kinds import StageWeights, stage_weights
@@ -205,6 +206,7 @@ class PipelineModel:
         runs = []
         for count in point.simulated:
             base = build_schedule(point.schedule, point.n_stages, count, n_devices=point.pp)
+            check_one_direction(base, "plan_for counts one on each device")
             tasks = tasks_of_schedule(insert_recompute(base, recompute), moved, costs)
             times = walk(tasks, costs.engines)
             runs.append((times.makespan, last_ends(tasks, times)))

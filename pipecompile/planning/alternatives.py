@@ -106,9 +106,11 @@ def _catalogue(n_devices: int, n_microbatches: int, names: tuple[str, ...]) -> t
         if not entry.compared:
             continue
         try:
-            orders.append(_order(build_schedule(name, chunks * n_devices, n_microbatches, n_devices=n_devices)))
+            schedule = build_schedule(name, chunks * n_devices, n_microbatches, n_devices=n_devices)
         except ScheduleError:  # a builder of the user may need other numbers
             continue
+        if not schedule.directions:
+            orders.append(_order(schedule))
     return tuple(orders)
 
 

@@ -66,7 +66,8 @@ class CatalogueEntry:
     `compared` is False where another entry is as fast in as little memory, or where other options choose what is recomputed and
     offloaded, or where actions overlap: searches for the fastest schedule leave such an entry out.
 
-    A builder with `has_slices` divides micro-batches along their sequence, into as many slices as its keyword `n_slices` says.
+    A builder with `has_slices` divides micro-batches along their sequence, into as many slices as its keyword `n_slices` says. One with
+    `has_copies` places each stage several times.
     """
 
     build: Builder
@@ -74,6 +75,7 @@ class CatalogueEntry:
     by_depth: bool = False
     compared: bool = True
     has_slices: bool = False
+    has_copies: bool = False
 
     def devices(self, n_stages: int) -> int:
         """Return the default number of devices for `n_stages` stages."""
@@ -135,7 +137,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "mario": CatalogueEntry(build_mario, 1, compared=False),
     "v-two-thirds": CatalogueEntry(build_v_two_thirds, 2, compared=False),
     "hanayo": CatalogueEntry(build_hanayo, compared=False),
-    "chimera": CatalogueEntry(build_chimera, 1, compared=False),
+    "chimera": CatalogueEntry(build_chimera, 1, compared=False, has_copies=True),
     "llama3": CatalogueEntry(build_llama3, compared=False),
     "dualpipev-overlap": CatalogueEntry(build_dualpipev_overlap, 2, compared=False),
     "po-half": CatalogueEntry(build_po_half, 2, compared=False),

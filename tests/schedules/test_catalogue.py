@@ -81,7 +81,7 @@ def test_the_placement_is_a_loop_or_a_v_or_to_and_fro_and_can_be_asked_for(name:
 def test_the_schedules_that_searches_compare() -> None:
     """One in as little memory and as fast as each of the others is among them."""
     assert set(CATALOGUE) - set(compared_names()) == {
-        "sequential", "gpipe-remat", "ooo-backprop", "2bp", "zb-1p", "zb-2p", "checkpoint-window", "mario", "v-two-thirds", "hanayo",
+        "sequential", "gpipe-remat", "ooo-backprop", "2bp", "zb-1p", "zb-2p", "checkpoint-window", "mario", "v-two-thirds", "hanayo", "chimera",
         "llama3", "dualpipev-overlap", "po-half", "po-full", "seq1f1b", "seq1f1b-interleaved", "terapipe", "forward",
     }  # fmt: skip
 
@@ -90,6 +90,12 @@ def test_searches_compare_schedules_of_whole_micro_batches() -> None:
     for name, entry in CATALOGUE.items():
         assert entry.has_slices == (build_schedule(name, 4, 4).n_slices > 1)
         assert not (entry.has_slices and entry.compared)
+
+
+def test_searches_compare_schedules_of_one_copy_of_each_stage() -> None:
+    for name, entry in CATALOGUE.items():
+        assert entry.has_copies == bool(build_schedule(name, 4, 4).directions)
+        assert not (entry.has_copies and entry.compared)
 
 
 def test_an_unknown_name_lists_those_known() -> None:

@@ -67,7 +67,7 @@ class BackwardReads:
                     if value_at(container, name) is own:
                         put_value(container, name, now)
             for key in keys if is_last else ():
-                frame.kept.pop(key, None)
+                _forget(frame, key)
 
         return reading if stages else run
 
@@ -97,6 +97,14 @@ class _LeftKeys:
     def values(self) -> dict[tuple[int, Any], tuple[dict[Any, Any], Any]]:
         """Return, by container and key, the container and its present value."""
         return {key: (held, value_at(held, key[1])) for key, held in self._known.items()}
+
+
+def _forget(frame: Frame, key: tuple[int, int]) -> None:
+    """Let go of what a forward has left, but for what is there now: a micro-batch that began before may still have to find its own."""
+    left = frame.kept.pop(key, {})
+    present = {place: (held, own) for place, (held, own) in left.items() if value_at(held, place[1]) is own}
+    if present:
+        frame.kept[key] = present
 
 
 def _replace(frame: Frame, key: tuple[int, int]) -> list[tuple[dict[Any, Any], Any, Any, Any]]:

@@ -17,7 +17,7 @@ def catalogue_candidates(
 ) -> Iterator[Schedule]:
     """Yield the catalogue's schedules for these counts, of the DAG that `routes` make and of a chain. `split` permits I and W."""
     for entry in CATALOGUE.values():
-        if entry.has_slices or not entry.suits(n_stages, n_devices):
+        if entry.has_slices or entry.has_copies or not entry.suits(n_stages, n_devices):
             continue
         of_dag, of_chain = (entry.schedule(n_stages, n_microbatches, n_devices, r) for r in (routes, None))
         for schedule in (of_dag,) if of_dag == of_chain else (of_dag, of_chain):
@@ -26,6 +26,6 @@ def catalogue_candidates(
 
 
 def _is_compared(schedule: Schedule) -> bool:
-    """Return whether the schedule only computes, and without overlaps: swaps would part them."""
+    """Return whether the schedule only computes, with one copy of each stage, and without overlaps: swaps would part them."""
     kinds = {action.kind for row in schedule.rows for action in row}
-    return not schedule.overlaps and kinds <= _COMPUTE and len(kinds) > 1
+    return not (schedule.overlaps or schedule.directions) and kinds <= _COMPUTE and len(kinds) > 1

@@ -189,6 +189,18 @@ def test_a_value_that_the_user_or_a_backward_has_put_there_is_left():
     assert (0, 0) not in frame.kept
 
 
+def test_a_backward_finds_its_own_value_after_a_later_micro_batch_is_done():
+    dicts = {"scale": 0}
+    reads, frame, seen = BackwardReads({0: _Keys([dicts])}), Frame([], []), []  # type: ignore[dict-item]
+    for microbatch, value in enumerate("ab"):
+        forward = Action(kind=Kind.FORWARD, stage=0, microbatch=microbatch)
+        reads.around(lambda _frame, value=value: dicts.update(scale=value), forward)(frame)
+    for microbatch in (1, 0):
+        backward = Action(kind=Kind.BACKWARD, stage=0, microbatch=microbatch)
+        reads.around(lambda _frame: seen.append(dicts["scale"]), backward)(frame)
+    assert seen == ["b", "a"]
+
+
 class _Keys:
     """Dicts of a stage, all of whose keys its forward replaces."""
 
