@@ -19,7 +19,7 @@ One item per line, in this order. Indentation and empty lines have no meaning. T
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import HOST, NO_SLICE, Action, Instruction, Op, Operand, Program, Route, Tie, Value
@@ -46,35 +46,49 @@ _COMPUTE = re.compile(r"(\S+)((?: \S+)*) ->((?: \S+)*)")
 
 def parse_program(text: str) -> Program:
     """Return the program whose `str` is `text`. Raise ScheduleError naming the line that cannot be read, InputError for no text."""
-    lines = _lines(text)
-    header: re.Match[str] | None = None
-    directions: list[Direction] = []
-    routes: list[Route] = []
-    ties: list[Tie] = []
-    rows: list[list[Instruction]] = []
-    for number, line in lines:
+    items = _Items()
+    for number, line in _lines(text):
         try:
-            if header is None:
-                header = _match(_HEADER, line, "program: 2 stages on devices 0 1, 4 micro-batches")
-            elif not (rows or ties or routes) and line.startswith("direction:"):
-                directions.append(_direction(line))
-            elif not rows and not ties and line.startswith("route "):
-                routes.append(parse_route(line))
-            elif not rows and line.startswith("tie "):
-                ties.append(parse_tie(line))
-            elif line == f"device {len(rows)}":
-                rows.append([])
-            elif rows and not line.startswith(("device ", "route ", "tie ")):
-                rows[-1].append(parse_instruction(line))
-            else:
-                raise ScheduleError(f"{line!r} is out of place", why=f"the next device must be 'device {len(rows)}'")
+            items.add(line)
         except ScheduleError as error:
             raise ScheduleError(error.what, where=f"line {number}", why=error.why, hint=error.hint) from None
-    if header is None:
-        raise ScheduleError("the text holds no program", why="its first line must be 'program: ...'")
-    stages, parts, placement, n_slices = _counts(header, sum(map(len, rows)))
-    all_rows = tuple(map(tuple, rows))
-    return Program(stages, parts, placement, tuple(routes), all_rows, tuple(ties), n_slices, tuple(directions))
+    return items.program()
+
+
+@dataclass(slots=True)
+class _Items:
+    """The items of the lines so far, in the order in which they have to come."""
+
+    header: re.Match[str] | None = None
+    directions: list[Direction] = field(default_factory=list)
+    routes: list[Route] = field(default_factory=list)
+    ties: list[Tie] = field(default_factory=list)
+    rows: list[list[Instruction]] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """Add the item of a line. Raise ScheduleError."""
+        if self.header is None:
+            self.header = _match(_HEADER, line, "program: 2 stages on devices 0 1, 4 micro-batches")
+        elif line.startswith("direction:") and not (self.rows or self.ties or self.routes):
+            self.directions.append(_direction(line))
+        elif line.startswith("route ") and not (self.rows or self.ties):
+            self.routes.append(parse_route(line))
+        elif line.startswith("tie ") and not self.rows:
+            self.ties.append(parse_tie(line))
+        elif line == f"device {len(self.rows)}":
+            self.rows.append([])
+        elif self.rows and not line.startswith(("device ", "direction:", "route ", "tie ")):
+            self.rows[-1].append(parse_instruction(line))
+        else:
+            raise ScheduleError(f"{line!r} is out of place", why=f"the next device must be 'device {len(self.rows)}'")
+
+    def program(self) -> Program:
+        """Return the program of all items. Raise ScheduleError if there is none."""
+        if self.header is None:
+            raise ScheduleError("the text holds no program", why="its first line must be 'program: ...'")
+        stages, parts, placement, n_slices = _counts(self.header, sum(map(len, self.rows)))
+        moved = tuple(self.routes), tuple(map(tuple, self.rows)), tuple(self.ties)
+        return Program(stages, parts, placement, *moved, n_slices, tuple(self.directions))
 
 
 def _counts(header: re.Match[str], n_items: int) -> tuple[int, int, tuple[int, ...], int]:

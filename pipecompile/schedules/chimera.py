@@ -1,9 +1,10 @@
 """Chimera: two pipelines over the same devices, one down and one up, so that each fills the bubbles of the other.
 
-    device 0 │ F0 F1 B1 B1 F2 B0 B0 F3 B3 B3 B2 B2       stage 0 of micro-batches 0 and 2, which go down, stage 1 of 1 and 3
-    device 1 │ F1 F0 B0 B0 F3 B1 B1 F2 B2 B2 B3 B3       stage 1 of 0 and 2, stage 0 of 1 and 3, which go up
+    device 0 │ F0 F1 B1 B1 F2 B0 B0 F3 B3 B3 B2 B2
+    device 1 │ F1 F0 B0 B0 F3 B1 B1 F2 B2 B2 B3 B3
              └───────────────────────────────────▶ time    P = 2, M = 4
 
+Micro-batches 0 and 2 go down: their stage 0 is on device 0. Micro-batches 1 and 3 go up: their stage 0 is on device 1.
 Each direction is 1F1B with half of the micro-batches, the even ones down and the odd ones up. A device takes the action that is ready;
 of two, that of the lower micro-batch. Every device has the parameters of two stages, whose gradients are added.
 
