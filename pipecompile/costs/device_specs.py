@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 
@@ -228,9 +229,11 @@ class Links:
         spec = spec_for(devices[0])
         if isinstance(bandwidth, tuple):
             pairs = [(p, q) for p in range(len(devices)) for q in range(len(devices)) if p != q]
-            best = max((bandwidth[p][q] for p, q in pairs), default=1.0)
+            finite = [bandwidth[p][q] for p, q in pairs if bandwidth[p][q] < inf]
+            best = max(finite, default=inf if pairs else 1.0)
             rows = [
-                [best / bandwidth[p][q] if p != q else 0.0 for q in range(len(devices))] for p in range(len(devices))
+                [best / bandwidth[p][q] if p != q and finite else 0.0 for q in range(len(devices))]
+                for p in range(len(devices))
             ]
             return cls(1.0 / best, spec.link_latency, tuple(map(tuple, rows)))
         if bandwidth is not None:

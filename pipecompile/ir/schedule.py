@@ -10,7 +10,7 @@ The verifier is `verifiers/schedule.py`; the builders are in `schedules`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,12 +113,16 @@ class Schedule:
         Placement and numbers of stages, micro-batches and slices follow from the rows. Raise ScheduleError if a stage is
         on two devices, or on none, if there are fewer actions than micro-batches, or if some actions have a slice and others have none.
         """
-        cells = _cells(rows)
+        return cls._of_cells(_cells(rows), name, "row {0}".format)
+
+    @classmethod
+    def _of_cells(cls, cells: Sequence[Sequence[Sequence[Action]]], name: str, place: Callable[[int], str]) -> Schedule:
+        """Return the schedule with these cells; `place` is how a message names a row."""
         actions = tuple(tuple(action for parts in row for action in parts) for row in cells)
         overlaps = frozenset((parts[0], parts[1]) for row in cells for parts in row if is_pair(parts))
         if all(action.kind in SHARDING for row in actions for action in row):
             raise ScheduleError("there is no action", hint="write one row per device, such as 0F0,0F1,0B0,0B1")
-        placement = _placement(actions)
+        placement = _placement(actions, place)
         most = max(action.microbatch for row in actions for action in row) + 1
         n_microbatches = checked_count(most, sum(map(len, actions)), "micro-batches")
         n_slices = checked_slices(actions, n_microbatches)
@@ -131,9 +135,9 @@ class Schedule:
         Skip empty cells (idle ticks), messages and waits, which the lowering inserts again. Raise ScheduleError naming
         row and column of each cell that cannot be read.
         """
-        from pipecompile.ir.schedule_csv import read_rows
+        from pipecompile.ir.schedule_csv import read_rows, row_place
 
-        return cls.from_rows(read_rows(text), name)
+        return cls._of_cells([[in_order(cell) for cell in row] for row in read_rows(text)], name, row_place)
 
 
 Cell = Action | str | Sequence[Action]
@@ -156,22 +160,34 @@ def _cells(rows: Iterable[Iterable[Cell]]) -> list[list[Sequence[Action]]]:
         lists = [row if isinstance(row, str) else list(row) for row in rows]
         if any(isinstance(row, str) for row in lists):
             raise TypeError
-        return [[_parts(cell) for cell in row] for row in lists]
-    except (TypeError, AttributeError):
-        hint = 'Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])'
-        raise InputError(f"rows={shown(rows)} are not rows of actions", hint=hint) from None
+    except TypeError:
+        raise InputError(f"rows={shown(rows)} are not rows of actions", hint=_ROWS) from None
+    return [[_cell(cell, row, column) for column, cell in enumerate(cells)] for row, cells in enumerate(lists)]
 
 
-def _placement(rows: Sequence[Sequence[Action]]) -> tuple[int, ...]:
+_ROWS = 'Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])'
+
+
+def _cell(cell: Cell, row: int, column: int) -> Sequence[Action]:
+    """Return the actions of a cell. Raise InputError for what is no cell, ScheduleError for a text that is none, both with the place."""
+    try:
+        return _parts(cell)
+    except ScheduleError as error:
+        where = f"row {row}, cell {column + 1}"
+        raise ScheduleError(error.what, where=where, why=error.why, hint=error.hint) from None
+    except TypeError:
+        where = f"row {row}, cell {column + 1}"
+        raise InputError(f"{shown(cell)} is not an action", where=where, hint=_ROWS) from None
+
+
+def _placement(rows: Sequence[Sequence[Action]], place: Callable[[int], str]) -> tuple[int, ...]:
     device_of: dict[int, int] = {}
     for device, row in enumerate(rows):
         for action in row:
             if device_of.setdefault(action.stage, device) != device:
-                from pipecompile.ir.schedule_csv import row_place
-
                 raise ScheduleError(
                     f"stage {action.stage} is on device {device_of[action.stage]} and on device {device}",
-                    where=f"{row_place(device)}, action {action}",
+                    where=f"{place(device)}, action {action}",
                     hint="keep all actions of a stage in one row",
                 )
     missing = next((stage for stage in range(len(device_of)) if stage not in device_of), None)

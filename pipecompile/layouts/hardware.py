@@ -9,7 +9,7 @@ from numbers import Real
 
 from pipecompile.costs.device_specs import DEVICES, GIGA, DeviceSpec, spec_for
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import float_of, whole
+from pipecompile.ir.input_checks import LARGEST_OPTION, OVERFLOW, float_of, size_fault, whole
 from pipecompile.ir.shown_value import shown
 
 __all__ = ["EFFICIENCY", "Cluster", "cluster_of"]
@@ -157,6 +157,8 @@ def _check_amount(name: str, value: object) -> None:
         raise InputError(
             f"{name}={shown(value)} is not a finite number above 0", hint=f"no {name}=, for the data sheet's"
         )
+    if fault := size_fault(float_of(value), LARGEST_OPTION, zero=False):  # type: ignore[arg-type]
+        raise InputError(f"{name}={shown(value)} is {fault}", why=OVERFLOW, hint=f"no {name}=, for the data sheet's")
     if name == "efficiency" and float(value) > 1:  # type: ignore[arg-type]
         raise InputError(
             f"efficiency={shown(value)} is above 1", why="it is a share of the data sheet's rates", hint="0.5"

@@ -134,6 +134,12 @@ def test_of_a_square_the_fastest_pair_is_the_unit_and_the_slowest_consumer_count
     assert links.seconds([V], None) == {"v": pytest.approx(once)}
 
 
+def test_an_infinite_bandwidth_of_a_square_takes_no_time() -> None:
+    links = Links.of([CPU] * 2, ((1.0, float("inf")), (100.0, 1.0)))
+    assert links == Links(0.01, LATENCY, ((0.0, 0.0), (1.0, 0.0)))
+    assert Links.of([CPU] * 2, ((1.0, float("inf")), (float("inf"), 1.0))).seconds([V], (0, 1, 1)) == {"v": 0.0}
+
+
 def test_a_value_of_the_host_takes_the_fastest_link() -> None:
     links = Links(0.01, 0.0, ((0.0, 5.0), (5.0, 0.0)))
     assert links.seconds([Route("x", HOST, (1,), nbytes=100.0)], (0, 1)) == {"x": pytest.approx(1.0)}

@@ -45,6 +45,7 @@ def test_other_names_are_refused(name: str) -> None:
     [
         {"device": 3}, {"device": "h900"}, {"nodes": 0}, {"nodes": 1.5}, {"devices_per_node": 0}, {"memory": -1.0},
         {"memory": "80GB"}, {"link_inside": 0.0}, {"link_between": float("inf")}, {"efficiency": 1.5}, {"efficiency": True},
+        {"memory": 1e308}, {"link_inside": 5e-324},
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_by_name(values: dict[str, Any]) -> None:
