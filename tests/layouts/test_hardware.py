@@ -72,6 +72,19 @@ def test_a_cluster_is_itself_and_nothing_else_is_one() -> None:
         cluster_of(8)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("9xH100", '"8xH100" or "16xH100"; "1x9xH100" for one node of 9'),
+        ("16xH1000", '"16xH100", or'), ("A100", '"8xA100", or'), ("8*l4", '"8xL4", or'), ("x" * 9999, '"8xH100", or'),
+    ],
+)  # fmt: skip
+def test_a_mistyped_name_gets_names_that_are_near(name: str, hint: str) -> None:
+    with pytest.raises(pc.InputError) as caught:
+        cluster_of(name)
+    assert caught.value.hint.startswith(hint)
+
+
 @pytest.mark.parametrize("name", ["0xh100", "0x8xH100", "2x0xH100"])
 def test_no_devices_are_refused_by_the_name_of_the_cluster(name: str) -> None:
     with pytest.raises(pc.InputError, match=f"the cluster '{name}' has no devices"):
