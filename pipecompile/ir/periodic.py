@@ -20,7 +20,6 @@ from pipecompile.ir.input_checks import json_text, whole
 from pipecompile.ir.schedule import Schedule
 from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated, row_place
 from pipecompile.ir.shown_value import shown
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import check_whole, first_slice
 
 __all__ = ["MOST_REPETITIONS", "PeriodicSchedule", "check_unrolled", "shifted"]
