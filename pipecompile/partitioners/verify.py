@@ -15,7 +15,7 @@ from numbers import Real
 import networkx as nx
 
 from pipecompile.errors import VerifyError
-from pipecompile.ir.input_checks import LARGEST
+from pipecompile.ir.input_checks import LARGEST, float_of
 from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.field_types import type_faults
 from pipecompile.partitioners.machine import Machine
@@ -84,7 +84,7 @@ def memory_text(size: float) -> str:
     for unit, factor in (("GiB", 2.0**30), ("MiB", 2.0**20)):
         if size >= factor:
             return f"{size / factor:.6g} {unit}"
-    return f"{size:.6g} byte" + "s" * (size != 1)
+    return f"{size:.6g} byte" + ("" if size == 1 else "s")
 
 
 def _order_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _list_faults(problem: Problem) -> Iterator[str]:
 def _number_fault(subject: str, value: float) -> Iterator[str]:
     if not 0 <= value < inf:
         yield f"{subject} is {shown(value)}, expected a finite number that is not negative"
-    elif value > LARGEST:
+    elif float_of(value) > LARGEST:
         yield f"{subject} is {shown(value)}, expected at most {LARGEST:g}"
 
 
