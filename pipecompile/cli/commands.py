@@ -21,6 +21,7 @@ from pipecompile.cli.command_report import (
 from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoint_of, with_classes
 from pipecompile.cli.exit_codes import conclude, faults_of_file
 from pipecompile.cli.load_model import ModelSource
+from pipecompile.cli.out_folder import folder_of
 from pipecompile.cli.plain_schedule import plain_schedule
 from pipecompile.cli.shared_options import spread
 from pipecompile.cli.show_file import show_report
@@ -42,7 +43,9 @@ app = typer.Typer(
     help="Cut a PyTorch model into pipeline stages, schedule them, simulate and run them.",
 )
 
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="directory for the files of the result")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", parser=folder_of, help="directory for the files of the result")
+]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
 
 
@@ -98,7 +101,7 @@ def plan(
             return plan_report(_compile(source, options).pipe, out)
         return _plan_for(source, cluster, options, out)
 
-    conclude(as_json, work)
+    conclude(as_json, work, out)
 
 
 @app.command()
@@ -112,7 +115,7 @@ def simulate(source: ModelSource, options: CompileOptions, out: Out = None, as_j
         pipe = _compile(source, options).pipe
         return simulate_report(pipe, pipecompile.simulate(pipe.schedule), out)
 
-    conclude(as_json, work)
+    conclude(as_json, work, out)
 
 
 @app.command()
@@ -126,7 +129,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train MODEL for some steps on random data and compare it with a plain micro-batched loop."""
-    conclude(as_json, lambda: _run(source, options, steps, compare, out))
+    conclude(as_json, lambda: _run(source, options, steps, compare, out), out)
 
 
 @app.command()
@@ -156,7 +159,7 @@ def schedule(
             built = plain_schedule(name, stages, microbatches, devices, slices, checkpoint_of(checkpoint))
             return schedule_report(built, pipecompile.simulate(built), out)
 
-    conclude(as_json, work)
+    conclude(as_json, work, out)
 
 
 @app.command()
