@@ -78,7 +78,9 @@ def check(
     """
 
     def work() -> CommandReport:
-        return subject.pipeline_report() if subject.is_pipeline else check_report(_explain(subject.source, evaluate))
+        if subject.is_pipeline:
+            return subject.pipeline_report(evaluate)
+        return check_report(_explain(subject.source, evaluate))
 
     conclude(as_json, work)
 
@@ -138,8 +140,8 @@ def schedule(
         str,
         typer.Argument(metavar="NAME", help="gpipe, 1f1b, ...; auto: search for one; or a file: mine.csv"),
     ],
-    stages: Annotated[int, typer.Option(help="number of stages")] = 4,
-    microbatches: Annotated[int, typer.Option(help="number of micro-batches")] = 8,
+    stages: Annotated[int | None, typer.Option(help="number of stages; default: 4")] = None,
+    microbatches: Annotated[int | None, typer.Option(help="number of micro-batches; default: 8")] = None,
     devices: Annotated[
         int | None, typer.Option(help="number of devices; default: one per stage, or one per two stages in a V")
     ] = None,

@@ -45,7 +45,7 @@ def bandwidths(option: str, text: str) -> float | list[list[float]]:
     hint = "a line per device with an entry per device: 0,16GB and 16GB,0 for two"
     if not rows:
         raise InputError(f"the file of {option} has no rows", where=text, hint=hint)
-    square = [
+    square: list[list[float]] = [
         [_bytes(f"{text}, line {number}, entry {column}", cell) for column, cell in enumerate(row, 1)]
         for number, row in rows
     ]

@@ -26,6 +26,7 @@ def folder_of(text: str) -> Path:
 def check_folder(folder: Path) -> None:
     """Raise InputError if no files can be written there: it is a file, is below one, or may not be written."""
     try:
+        os.fsencode(folder)
         if folder.is_file():
             raise InputError(
                 f"--out {str(folder)!r} is a file, not a directory", hint=f"--out {folder.with_suffix('')}.out"
@@ -34,7 +35,7 @@ def check_folder(folder: Path) -> None:
         why = "" if there.is_dir() else f"{str(there)!r} is no directory"
         if not why and not os.access(there, os.W_OK | os.X_OK):
             why = f"{str(there)!r} may not be written"
-    except (OSError, ValueError) as error:  # a loop of links, a name that is too long
+    except (OSError, ValueError) as error:  # a name that is too long, or that no file system can write
         why = str(error)
     if why:
         raise InputError(f"--out {str(folder)!r} cannot be written", why=why, hint="--out out")

@@ -21,7 +21,7 @@ from pipecompile.ir.input_checks import checked_count, file_path
 from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import checked_slices
-from pipecompile.ir.text_file import save_text
+from pipecompile.ir.text_file import named_file, save_text
 from pipecompile.ir.views import html_of
 
 __all__ = ["Schedule"]
@@ -103,7 +103,8 @@ class Schedule:
                 why=str(error),
                 hint=f"write one with schedule.save({str(path)!r})",
             ) from None
-        return cls.from_csv(text, source.stem)
+        with named_file(path):
+            return cls.from_csv(text, source.stem)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Iterable[Cell]], name: str = "custom") -> Schedule:

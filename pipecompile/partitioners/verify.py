@@ -176,7 +176,7 @@ def _list_faults(problem: Problem) -> Iterator[str]:
 def _number_fault(subject: str, value: float) -> Iterator[str]:
     if not 0 <= value < inf:
         yield f"{subject} is {shown(value)}, expected a finite number that is not negative"
-    elif float_of(value) > LARGEST:
+    elif float_of(value) > LARGEST:  # type: ignore[arg-type]
         yield f"{subject} is {shown(value)}, expected at most {LARGEST:g}"
 
 

@@ -153,6 +153,10 @@ MISTAKES = [
     ("plan m:small --input '(12,8):int64'", 2, "is not a shape"),
     (f"plan {SMALL} --stages 2 --out m.py", 2, "is a file, not a directory"),
     ("schedule gpipe --out m.py", 2, "is a file, not a directory"),
+    ("schedule two.csv", 2, "where  two.csv, row 1 (line 2)"),
+    ("hang m.py --program m.py", 2, "where  m.py, line 2"),
+    ("check faulty.csv --eval", 2, "--eval is about a model"),
+    ("check faulty.csv --seed 3", 2, "--seed is about a model"),
     ("schedule faulty.csv", 5, "stage 1 never runs B"),
     ("show faulty.csv", 5, "stage 1 never runs B"),
     ("check empty.json", 2, "pipecompile show empty.json"),
@@ -164,6 +168,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "m.py").write_text(MODELS)
     (tmp_path / "broken.py").write_text("def build(:\n")
     (tmp_path / "faulty.csv").write_text("0F0,0B0\n1F0\n")
+    (tmp_path / "two.csv").write_text("0F0,0B0\n0F1,0B1\n")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("these are notes\n")

@@ -27,7 +27,13 @@ def test_an_empty_path_is_not_the_present_folder() -> None:
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("file", "is a file"), ("file/x", "is no directory"), ("loop", "is no directory"), ("x" * 300, "too long")],
+    [
+        ("file", "is a file"),
+        ("file/x", "is no directory"),
+        ("loop", "is no directory"),
+        ("x" * 300, "too long"),
+        ("\ud800", "codec"),
+    ],
 )
 def test_where_no_folder_can_be_nothing_is_begun(tmp_path: Path, name: str, told: str) -> None:
     (tmp_path / "file").write_text("")
