@@ -78,12 +78,14 @@ def whole(name: str, value: object, least: int = 1, most: int | None = None) -> 
     raise InputError(f"{name}={shown(value)} is not a whole number of at least {least}", hint=f"{name}={max(least, 4)}")
 
 
-def amount(name: str, value: object, *, zero: bool = True, finite: bool = True) -> float:
-    """Return a number above 0, or from 0 if `zero`. It must be finite if `finite`. Raise InputError that names the argument."""
+def amount(name: str, value: object, *, zero: bool = True, finite: bool = True, largest: float = LARGEST) -> float:
+    """Return a number above 0, or from 0 if `zero`, up to `largest`. It must be finite if `finite`. Raise InputError that names the
+    argument.
+    """
     if isinstance(value, Real) and not isinstance(value, bool):
         number = float_of(value)
         if (number > 0 or (zero and number == 0)) and not (finite and number == inf):
-            if fault := size_fault(number, LARGEST, zero=zero):
+            if fault := size_fault(number, largest, zero=zero):
                 raise InputError(f"{name}={shown(value)} is {fault}", why=OVERFLOW, hint=f"{name}=1.0")
             return number
     kind = "a finite number" if finite else "a number"
