@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
+from typing import Any
 
 from torch import fx
 
@@ -79,7 +80,8 @@ _NUMBERS = ("forward", "backward", "saved_bytes", "output_bytes", "spread", "wei
 def _with_numbers(node: str, cost: NodeCost) -> NodeCost:
     """Return the cost with Python's numbers. Raise InputError for what is no number, and for one that cannot be computed with."""
     values = {field: getattr(cost, field) for field in _NUMBERS if field != "weight" or cost.weight is not None}
-    sizes = {
+    sizes: dict[str, Any] = {
         field: amount(f"costs[{shown(node)}].{field}", value, largest=LARGEST_OPTION) for field, value in values.items()
     }
-    return replace(cost, **{field: int(n) if isinstance(values[field], Integral) else n for field, n in sizes.items()})
+    sizes |= {field: int(value) for field, value in values.items() if isinstance(value, Integral)}
+    return replace(cost, **sizes)
