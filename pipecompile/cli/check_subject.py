@@ -95,12 +95,13 @@ class CheckSubject:
             raise InputError("a model needs its inputs", hint="--input 32x3x224x224, once per input")
         return ModelSource(self.model, self.inputs, self.seed)
 
-    def pipeline_report(self) -> CommandReport:
+    def pipeline_report(self, evaluate: bool = False) -> CommandReport:
         """Check the pipeline, and write its repaired order if that is asked for. The exit code is 5 for a fault or a deadlock."""
         from pipecompile.interchange import check_order, read_schedule
 
-        if self.inputs:
-            raise InputError(f"--input is about a model, and {self.model!r} is a pipeline", hint="no --input")
+        for option, given in (("--input", self.inputs), ("--seed", self.seed), ("--eval", evaluate)):
+            if given:
+                raise InputError(f"{option} is about a model, and {self.model!r} is a pipeline", hint=f"no {option}")
         if self.model.endswith(".json"):
             raise InputError(
                 f"{self.model!r} is no pipeline of another framework", hint=f"pipecompile show {self.model}"

@@ -21,6 +21,7 @@ from pipecompile.cli.command_report import (
 from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoint_of, with_classes
 from pipecompile.cli.exit_codes import conclude, faults_of_file
 from pipecompile.cli.load_model import ModelSource
+from pipecompile.cli.out_folder import folder_of
 from pipecompile.cli.plain_schedule import plain_schedule
 from pipecompile.cli.shared_options import spread
 from pipecompile.cli.show_file import show_report
@@ -42,7 +43,9 @@ app = typer.Typer(
     help="Cut a PyTorch model into pipeline stages, schedule them, simulate and run them.",
 )
 
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="directory for the files of the result")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", parser=folder_of, help="directory for the files of the result")
+]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
 
 
@@ -75,7 +78,9 @@ def check(
     """
 
     def work() -> CommandReport:
-        return subject.pipeline_report() if subject.is_pipeline else check_report(_explain(subject.source, evaluate))
+        if subject.is_pipeline:
+            return subject.pipeline_report(evaluate)
+        return check_report(_explain(subject.source, evaluate))
 
     conclude(as_json, work)
 
@@ -98,7 +103,7 @@ def plan(
             return plan_report(_compile(source, options).pipe, out)
         return _plan_for(source, cluster, options, out)
 
-    conclude(as_json, work)
+    conclude(as_json, work, out)
 
 
 @app.command()
@@ -112,7 +117,7 @@ def simulate(source: ModelSource, options: CompileOptions, out: Out = None, as_j
         pipe = _compile(source, options).pipe
         return simulate_report(pipe, pipecompile.simulate(pipe.schedule), out)
 
-    conclude(as_json, work)
+    conclude(as_json, work, out)
 
 
 @app.command()
@@ -126,7 +131,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train MODEL for some steps on random data and compare it with a plain micro-batched loop."""
-    conclude(as_json, lambda: _run(source, options, steps, compare, out))
+    conclude(as_json, lambda: _run(source, options, steps, compare, out), out)
 
 
 @app.command()
@@ -135,8 +140,8 @@ def schedule(
         str,
         typer.Argument(metavar="NAME", help="gpipe, 1f1b, ...; auto: search for one; or a file: mine.csv"),
     ],
-    stages: Annotated[int, typer.Option(help="number of stages")] = 4,
-    microbatches: Annotated[int, typer.Option(help="number of micro-batches")] = 8,
+    stages: Annotated[int | None, typer.Option(help="number of stages; default: 4")] = None,
+    microbatches: Annotated[int | None, typer.Option(help="number of micro-batches; default: 8")] = None,
     devices: Annotated[
         int | None, typer.Option(help="number of devices; default: one per stage, or one per two stages in a V")
     ] = None,
@@ -156,7 +161,7 @@ def schedule(
             built = plain_schedule(name, stages, microbatches, devices, slices, checkpoint_of(checkpoint))
             return schedule_report(built, pipecompile.simulate(built), out)
 
-    conclude(as_json, work)
+    conclude(as_json, work, out)
 
 
 @app.command()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipecompile.cli.number_texts import bandwidths, numbers, sizes
 from pipecompile.errors import InputError
-from pipecompile.ir.units import parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -187,17 +186,18 @@ class CompileOptions:
         """
         from pipecompile.ir.plan import Plan
 
+        self._check_empty()
         schedule, plan = schedule_of(self.schedule), Plan.load(self.plan) if self.plan else None
-        balance = None if self.balance is None else _numbers("--balance", self.balance, int)
+        balance = None if self.balance is None else numbers("--balance", self.balance, int)
         known = (plan and plan.n_stages, getattr(schedule, "n_stages", None), balance and len(balance))
         values = {
             "n_stages": next((n for n in known if n), _STAGES) if self.stages is None else self.stages,
             "n_microbatches": _count(self.microbatches),
             "schedule": schedule,
             "devices": self.devices.split(",") if self.devices else None,
-            "memory_limit": None if self.memory_limit is None else _limit(self.memory_limit),
-            "speeds": None if self.speeds is None else _numbers("--speeds", self.speeds, float),
-            "bandwidth": None if self.bandwidth is None else _bandwidth(self.bandwidth),
+            "memory_limit": None if self.memory_limit is None else sizes("--memory-limit", self.memory_limit),
+            "speeds": None if self.speeds is None else numbers("--speeds", self.speeds, float),
+            "bandwidth": None if self.bandwidth is None else bandwidths("--bandwidth", self.bandwidth),
             "split_before": _listed(self.split_before),
             "keep_together": [names if len(names) > 1 else names[0] for names in map(_names, self.keep_together or ())],
             "pin": _pins(self.pin),
@@ -207,6 +207,15 @@ class CompileOptions:
             "compile_stages": self.compile_stages or False,
         }
         return values | {name: getattr(self, name) for name in _AS_TYPED}
+
+    def _check_empty(self) -> None:
+        """Raise InputError for an option with an empty text, which would be the default, or the present folder."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == "" or (isinstance(value, list) and "" in value):
+                option = f"--{field.name.replace('_', '-')}"
+                why = "a variable of the shell may be unset"
+                raise InputError(f"{option} '' is empty", why=why, hint=f"no {option}, for its default")
 
 
 def schedule_of(text: str) -> str | Schedule:
@@ -257,32 +266,6 @@ def _count(text: str | None) -> int | str | None:
             f"--microbatches {text!r} is not a whole number", hint="--microbatches 8, or --microbatches auto"
         )
     return int(text)
-
-
-def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        what = "whole numbers" if kind is int else "numbers"
-        raise InputError(f"{option} {text!r} is not a list of {what}", hint=f"{option} 2,1,1") from None
-
-
-def _limit(text: str) -> float | list[float]:
-    sizes: list[float] = [parse_bytes(part) for part in text.split(",")]
-    return sizes if len(sizes) > 1 else sizes[0]
-
-
-def _bandwidth(text: str) -> float | list[list[float]]:
-    """Return bytes per second: one number, or a row per device of a .csv file. Raise InputError."""
-    if not text.endswith(".csv"):
-        return parse_bytes(text.removesuffix("/s"))
-    try:
-        with Path(text).open(newline="") as file:
-            return [[parse_bytes(cell) for cell in row] for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("the bandwidths cannot be read", where=text, why=str(error)) from None
-    except InputError as error:
-        raise InputError(error.what, where=text, hint=error.hint) from None
 
 
 def _pins(texts: Sequence[str] | None) -> dict[str, int]:

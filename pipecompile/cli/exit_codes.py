@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
 from typing import TextIO
 
 import msgspec
@@ -14,6 +15,7 @@ import typer
 
 from pipecompile.cli.command_report import CommandReport
 from pipecompile.cli.option_names import as_options
+from pipecompile.cli.out_folder import check_folder
 from pipecompile.errors import (
     InputError,
     PartitionError,
@@ -33,10 +35,15 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
 
-def conclude(as_json: bool, work: Callable[[], CommandReport]) -> None:
-    """Print the report that `work` returns. Raise typer.Exit with the code of its PipecompileError, or of the report."""
+def conclude(as_json: bool, work: Callable[[], CommandReport], out: Path | None = None) -> None:
+    """Print the report that `work` returns. Raise typer.Exit with the code of its PipecompileError, or of the report.
+
+    `out` is the folder that the work writes; it is checked first.
+    """
     try:
         with redirect_stdout(sys.stderr), _warnings_as_lines():
+            if out is not None:
+                check_folder(out)
             report = work()
     except PipecompileError as error:
         message = as_options(str(error)) if exit_code(error) in (2, 4) else str(error)

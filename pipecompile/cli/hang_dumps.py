@@ -36,9 +36,11 @@ def dumps_report(dumps: Sequence[Path], program: Path, ranks: str | None) -> Com
 def _program(path: Path) -> Program:
     import pipecompile
     from pipecompile.ir.program_text import parse_program
+    from pipecompile.ir.text_file import named_file
 
     try:
-        program = parse_program(path.read_text(encoding="utf-8"))
+        with named_file(path):
+            program = parse_program(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         hint = "the program.txt of pipe.dump"
         raise ScheduleError("the program cannot be read", where=str(path), why=str(error), hint=hint) from None

@@ -70,7 +70,7 @@ def random_input(text: str) -> torch.Tensor:
         if dtype.is_floating_point or dtype.is_complex:
             return torch.randn(shape).to(dtype)
         return torch.randint(0, 2 if dtype is torch.bool else _TOKENS, shape).to(dtype)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, OverflowError) as error:  # a size beyond all integers of torch is a TypeError
         raise InputError(
             f"--input {text!r} cannot be made", why=str(error).split("\n")[0], hint="a smaller batch"
         ) from None
@@ -86,7 +86,7 @@ def load_model(spec: str) -> torch.nn.Module:
         raise InputError(
             f"{source!r} is a file, not a module", hint=f"{module}:{name or 'build'}, from the folder of the file"
         )
-    if not colon or not source or not name:
+    if not colon or not source.strip(".") or source[0] == "." or not name:
         dotted = re.fullmatch(r"([\w.]+)\.(\w+)", spec)
         meant = f"{dotted[1]}:{dotted[2]}; the forms are " if dotted else ""
         raise InputError(

@@ -23,7 +23,9 @@ _OPTIONS = {
     "n_slices": "--slices",
 } | {field.name: "--" + field.name.replace("_", "-") for field in fields(CompileOptions)}
 _ANY = "|".join(_OPTIONS)
-_WITH_VALUE = re.compile(rf"\b({_ANY})=(\([^)]*\)|\{{[^}}]*\}}|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)")
+_WITH_VALUE = re.compile(
+    rf"\b({_ANY})=(\([^)]*\)|\{{[^}}]*\}}|\[(?:[^\[\]]|\[[^\[\]]*\])*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)"
+)
 _NAMED = re.compile(rf"\A({_ANY})\b(?!-)|(?<![-\w])({'|'.join(name for name in _OPTIONS if '_' in name)})\b")
 
 

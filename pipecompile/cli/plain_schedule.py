@@ -12,17 +12,20 @@ if TYPE_CHECKING:
 
 __all__ = ["plain_schedule"]
 
+_STAGES, _MICROBATCHES = 4, 8
+"""The counts of a schedule that is built, where none are given."""
+
 
 def plain_schedule(
     name: str,
-    stages: int,
-    microbatches: int,
+    stages: int | None,
+    microbatches: int | None,
     devices: int | None,
     slices: int | None,
     checkpoint: str | tuple[bool, ...],
 ) -> Schedule:
     """Return a schedule that needs no model. Raise InputError for `--checkpoint auto`, which needs memory sizes in bytes, and for
-    `--slices` of a schedule that is read or searched.
+    `--slices` of a schedule that is read or searched, and for counts that a file does not have.
     """
     import pipecompile
     from pipecompile.ir.written_program import WrittenProgram
@@ -41,8 +44,20 @@ def plain_schedule(
         raise InputError(
             f"--slices is given together with {name}", why=why, hint="pipecompile schedule seq1f1b --slices 4"
         )
+    counts = _STAGES if stages is None else stages, _MICROBATCHES if microbatches is None else microbatches
     if built == "auto":
-        built = pipecompile.auto_schedule(stages, microbatches, n_devices=devices)
+        built = pipecompile.auto_schedule(*counts, n_devices=devices)
     elif isinstance(built, str):
-        built = pipecompile.build_schedule(built, stages, microbatches, n_devices=devices, n_slices=slices)
+        built = pipecompile.build_schedule(built, *counts, n_devices=devices, n_slices=slices)
+    else:
+        _check_counts(name, built, stages=stages, microbatches=microbatches, devices=devices)
     return insert_recompute(built, checkpoint)
+
+
+def _check_counts(name: str, schedule: Schedule, **counts: int | None) -> None:
+    """Raise InputError for a count that is not that of the schedule in the file."""
+    own = {"stages": schedule.n_stages, "microbatches": schedule.n_microbatches, "devices": schedule.n_devices}
+    for option, count in counts.items():
+        if count not in (None, own[option]):
+            what = f"--{option} {count} is not that of {name}, which has {own[option]}"
+            raise InputError(what, why="a file has its own counts", hint=f"no --{option}")

@@ -74,8 +74,11 @@ def _small_config(config_class: Any, settings: list[str]) -> Any:
     own = dict(config_class.attribute_map)  # from a common name to that of this class: hidden_size to n_embd
     known = ((entry, size) for size, entries in _SIZES.items() for entry in entries if _is_size(plain, entry))
     sizes: dict[str, Any] = {own.get(entry, entry): size for entry, size in known}
+    entries = [setting.partition("=")[0] for setting in settings]
     for setting in settings:
         entry, equals, value = setting.partition("=")
+        if entries.count(entry) > 1:
+            raise InputError(f"the entry {entry!r} of {config_class.__name__} is there twice", hint=f"{setting}, once")
         if not equals or not hasattr(plain, entry):
             near = difflib.get_close_matches(entry, plain.to_dict(), n=3)
             raise InputError(f"{config_class.__name__} has no entry {entry!r}", hint=", ".join(f"{e}=" for e in near))

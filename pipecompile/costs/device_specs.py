@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Route
+from pipecompile.ir.input_checks import LARGEST_OPTION, amount
 from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private.accelerators import is_accelerator
 
@@ -28,7 +30,7 @@ GPU_LAUNCH, CPU_LAUNCH = 5 * MICRO, 2 * MICRO
 class DeviceSpec:
     """Peak rates of one device: dense (no sparsity), one direction of its link. Rates are per second, sizes in bytes.
 
-    `link_latency` and `launch_overhead` are seconds. `tf32` is the rate of float32 products on tensor cores, 0 without them.
+    Raise InputError for another value. `link_latency` and `launch_overhead` are seconds. `tf32` is the rate of float32 products on tensor cores, 0 without them.
     """
 
     name: str
@@ -39,6 +41,19 @@ class DeviceSpec:
     launch_overhead: float
     memory: int
     tf32: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InputError(f"name={shown(self.name)} of a DeviceSpec is no text", hint='name="mine"')
+        if not isinstance(self.flops, Mapping) or torch.float32 not in self.flops:
+            hint = "flops={torch.float32: 60e12, torch.bfloat16: 900e12}"
+            raise InputError(f"flops={shown(self.flops)} has no FLOP/s of torch.float32", where=self.name, hint=hint)
+        for dtype, rate in self.flops.items():
+            amount(f"flops[{shown(dtype)}]", rate, zero=False, largest=LARGEST_OPTION)
+        for field in ("bandwidth", "link_bandwidth", "memory"):
+            amount(field, getattr(self, field), zero=False, largest=LARGEST_OPTION)
+        for field in ("link_latency", "launch_overhead", "tf32"):
+            amount(field, getattr(self, field), largest=LARGEST_OPTION)
 
     def peak(self, dtype: torch.dtype, *, tf32: bool = False) -> float:
         """Return the FLOP/s in `dtype`. A type that the data sheet does not list runs at the float32 rate.
@@ -228,9 +243,11 @@ class Links:
         spec = spec_for(devices[0])
         if isinstance(bandwidth, tuple):
             pairs = [(p, q) for p in range(len(devices)) for q in range(len(devices)) if p != q]
-            best = max((bandwidth[p][q] for p, q in pairs), default=1.0)
+            finite = [bandwidth[p][q] for p, q in pairs if bandwidth[p][q] < inf]
+            best = max(finite, default=inf if pairs else 1.0)
             rows = [
-                [best / bandwidth[p][q] if p != q else 0.0 for q in range(len(devices))] for p in range(len(devices))
+                [best / bandwidth[p][q] if p != q and finite else 0.0 for q in range(len(devices))]
+                for p in range(len(devices))
             ]
             return cls(1.0 / best, spec.link_latency, tuple(map(tuple, rows)))
         if bandwidth is not None:

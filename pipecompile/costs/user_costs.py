@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
+from typing import Any
 
 from torch import fx
 
@@ -11,6 +13,7 @@ from pipecompile.costs.node_cost import CostProvider, NodeCost
 from pipecompile.errors import InputError, PipecompileError, described
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import nodes_of_module
+from pipecompile.ir.input_checks import LARGEST_OPTION, amount
 from pipecompile.ir.shown_value import shown
 
 __all__ = ["UserCosts", "costs_from_provider", "with_user_costs"]
@@ -68,4 +71,17 @@ def costs_from_provider(graph: fx.GraphModule, inputs: Sequence[object], provide
             f"costs: the function returned no NodeCost for {len(missing)} node{'s' * (len(missing) != 1)}",
             where=", ".join(missing[:5]), hint="return a dict with a NodeCost for every compute node, by node.name",
         )  # fmt: skip
-    return costs
+    return {name: _with_numbers(name, cost) if isinstance(cost, NodeCost) else cost for name, cost in costs.items()}
+
+
+_NUMBERS = ("forward", "backward", "saved_bytes", "output_bytes", "spread", "weight", "dividing", "flops")
+
+
+def _with_numbers(node: str, cost: NodeCost) -> NodeCost:
+    """Return the cost with Python's numbers. Raise InputError for what is no number, and for one that cannot be computed with."""
+    values = {field: getattr(cost, field) for field in _NUMBERS if field != "weight" or cost.weight is not None}
+    sizes: dict[str, Any] = {
+        field: amount(f"costs[{shown(node)}].{field}", value, largest=LARGEST_OPTION) for field, value in values.items()
+    }
+    sizes |= {field: int(value) for field, value in values.items() if isinstance(value, Integral)}
+    return replace(cost, **sizes)

@@ -3,7 +3,8 @@
     placement        stages 0 1 on devices 0 1      micro-batches 0 2      0F0 runs on device 0
     directions[0]    stages 0 1 on devices 1 0      micro-batches 1 3      0F1 runs on device 1
 
-A micro-batch runs all stages in one direction. The copies of a stage have the same parameters, and their gradients are added.
+A micro-batch runs all stages in one direction, and all directions have the same devices. The copies of a stage have the same
+parameters, and their gradients are added.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def check_one_direction(
 
 
 def found_directions(rows: Sequence[Sequence[Action]], n_stages: int) -> tuple[Direction, ...] | None:
-    """Return the directions of the micro-batches of these rows beside that of the first one. None if a cell is on two devices, or
-    if a micro-batch lacks a stage while stages have copies.
+    """Return the directions of the micro-batches of these rows beside that of the first one. None if a cell is on two devices, if
+    directions have other devices, or if a micro-batch lacks a stage while stages have copies.
     """
     device_of: dict[tuple[int, int], int] = {}
     for device, row in enumerate(rows):
@@ -113,4 +114,6 @@ def found_directions(rows: Sequence[Sequence[Action]], n_stages: int) -> tuple[D
         if -1 in placement:
             return None
         found.setdefault(placement, []).append(microbatch)
+    if len({frozenset(placement) for placement in found}) > 1:
+        return None  # on other devices it is a copy of the pipeline, or a mistake
     return tuple(Direction(placement, tuple(own)) for placement, own in found.items())[1:]

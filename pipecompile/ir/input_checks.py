@@ -27,6 +27,9 @@ Text = TypeVar("Text", str, bytes, str | bytes)
 
 __all__ = [
     "FEW",
+    "LARGEST",
+    "LARGEST_OPTION",
+    "OVERFLOW",
     "amount",
     "amounts",
     "checked_count",
@@ -35,6 +38,7 @@ __all__ = [
     "json_text",
     "known_names",
     "place_text",
+    "size_fault",
     "whole",
     "without_mark",
 ]
@@ -44,8 +48,14 @@ FEW = 1000
 its verifier reports what is missing. Work that is linear in so many takes milliseconds."""
 
 
-_LARGEST = 1e100
+LARGEST = 1e100
 """The largest finite amount, of seconds, bytes or bytes per second; the smallest is one over it. Sums and quotients of such stay finite."""
+
+OVERFLOW = "sums or quotients of such numbers are not finite"
+"""Why a number is refused that is too large, or too near to 0."""
+
+LARGEST_OPTION = 1e40
+"""The largest finite number of an option of `compile`; the smallest is one over it. Products and quotients of two such are amounts."""
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 """Bytes of the name of a file and of a path, on every usual file system."""
@@ -68,25 +78,28 @@ def whole(name: str, value: object, least: int = 1, most: int | None = None) -> 
     raise InputError(f"{name}={shown(value)} is not a whole number of at least {least}", hint=f"{name}={max(least, 4)}")
 
 
-def amount(name: str, value: object, *, zero: bool = True, finite: bool = True) -> float:
-    """Return a number above 0, or from 0 if `zero`. It must be finite if `finite`. Raise InputError that names the argument."""
+def amount(name: str, value: object, *, zero: bool = True, finite: bool = True, largest: float = LARGEST) -> float:
+    """Return a number above 0, or from 0 if `zero`, up to `largest`. It must be finite if `finite`. Raise InputError that names the
+    argument.
+    """
     if isinstance(value, Real) and not isinstance(value, bool):
         number = float_of(value)
         if (number > 0 or (zero and number == 0)) and not (finite and number == inf):
-            return _of_some_size(name, number, least=0.0 if zero else 1 / _LARGEST)
+            if fault := size_fault(number, largest, zero=zero):
+                raise InputError(f"{name}={shown(value)} is {fault}", why=OVERFLOW, hint=f"{name}=1.0")
+            return number
     kind = "a finite number" if finite else "a number"
     limit = "of at least 0" if zero else "above 0"
     raise InputError(f"{name}={shown(value)} is not {kind} {limit}", hint=f"{name}=1.0")
 
 
-def _of_some_size(name: str, number: float, *, least: float) -> float:
-    """Return the number. Raise InputError for one so large, or so near to 0, that sums and quotients are infinite."""
-    if _LARGEST < number < inf or number < least:
-        what = f"more than {_LARGEST:g}" if number > 1 else f"less than {least:g}"
-        raise InputError(
-            f"{name}={shown(number)} is {what}", why="sums of such numbers are not finite", hint=f"{name}=1.0"
-        )
-    return number
+def size_fault(number: float, largest: float, *, zero: bool) -> str:
+    """Return "more than 1e+40" for a finite number above `largest`, "less than 1e-40" for one below one over it if `zero` is no number
+    either; else "".
+    """
+    if largest < number < inf:
+        return f"more than {largest:g}"
+    return f"less than {1 / largest:g}" if not zero and number < 1 / largest else ""
 
 
 def amounts(name: str, value: object, count: int, noun: str, *, finite: bool = True) -> tuple[float, ...]:

@@ -148,8 +148,11 @@ class PeriodicSchedule:
             prologue, period, epilogue = (
                 tuple(tuple(map(Action.parse, row.split())) for row in data[name]) for name in _PARTS
             )
-            n_stages, placement = int(data["n_stages"]), tuple(map(int, data["placement"]))
-            repetitions, step, name = int(data["repetitions"]), int(data["step"]), str(data["name"])
+            n_stages, placement = (
+                _count(data, "n_stages"),
+                tuple(_count({"placement": d}, "placement") for d in data["placement"]),
+            )
+            repetitions, step, name = _count(data, "repetitions"), _count(data, "step"), str(data["name"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ScheduleError("the text is no periodic schedule", why=f"{type(error).__name__}: {error}") from None
         if (sliced := first_slice((*prologue, *period, *epilogue))) is not None:
@@ -158,6 +161,13 @@ class PeriodicSchedule:
 
 
 _PARTS = ("prologue", "period", "epilogue")
+
+
+def _count(data: dict[str, Any], name: str) -> int:
+    """Return a whole number of the data. Raise TypeError for another value: int() would cut 2.7 off."""
+    if type(data[name]) is not int:
+        raise TypeError(f"{name} is {shown(data[name])}, no whole number")
+    return int(data[name])
 
 
 def _check_epilogue(epilogue: Rows, later: int) -> None:
@@ -174,12 +184,18 @@ def _check_epilogue(epilogue: Rows, later: int) -> None:
 
 
 def _parts(line: str, row: int) -> tuple[tuple[Action, ...], Repeated, tuple[Action, ...]]:
-    cells = [cell.strip() for cell in line.split(",") if cell.strip()]
-    periods = [(index, found) for index, cell in enumerate(cells) if (found := parse_repeated(cell)) is not None]
+    cells: list[Repeated | Action] = []
+    for column, cell in enumerate(line.split(",")):
+        try:
+            cells += [parse_repeated(cell.strip()) or Action.parse(cell.strip())] if cell.strip() else []
+        except ScheduleError as error:
+            where = f"{row_place(row)}, cell {column + 1}"
+            raise ScheduleError(error.what, where=where, why=error.why, hint=error.hint) from None
+    periods = [(index, cell) for index, cell in enumerate(cells) if isinstance(cell, Repeated)]
     if len(periods) != 1:
         raise ScheduleError(
             f"the row has {len(periods)} periods, expected 1", where=row_place(row), why="as in (0F1;0B0)x7+1"
         )
     ((index, period),) = periods
-    before, after = (tuple(map(Action.parse, part)) for part in (cells[:index], cells[index + 1 :]))
+    before, after = (tuple(a for a in part if isinstance(a, Action)) for part in (cells[:index], cells[index + 1 :]))
     return before, period, after

@@ -10,7 +10,7 @@ The verifier is `verifiers/schedule.py`; the builders are in `schedules`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from pipecompile.ir.input_checks import checked_count, file_path
 from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import checked_slices
-from pipecompile.ir.text_file import save_text
+from pipecompile.ir.text_file import named_file, save_text
 from pipecompile.ir.views import html_of
 
 __all__ = ["Schedule"]
@@ -106,7 +106,8 @@ class Schedule:
                 why=str(error),
                 hint=f"write one with schedule.save({str(path)!r})",
             ) from None
-        return cls.from_csv(text, source.stem)
+        with named_file(path):
+            return cls.from_csv(text, source.stem)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Iterable[Cell]], name: str = "custom") -> Schedule:
@@ -117,12 +118,16 @@ class Schedule:
         on two devices for one micro-batch, or on none, if there are fewer actions than micro-batches, or if some actions have a slice
         and others have none.
         """
-        cells = _cells(rows)
+        return cls._of_cells(_cells(rows), name, "row {0}".format)
+
+    @classmethod
+    def _of_cells(cls, cells: Sequence[Sequence[Sequence[Action]]], name: str, place: Callable[[int], str]) -> Schedule:
+        """Return the schedule with these cells; `place` is how a message names a row."""
         actions = tuple(tuple(action for parts in row for action in parts) for row in cells)
         overlaps = frozenset((parts[0], parts[1]) for row in cells for parts in row if is_pair(parts))
         if all(action.kind in SHARDING for row in actions for action in row):
             raise ScheduleError("there is no action", hint="write one row per device, such as 0F0,0F1,0B0,0B1")
-        placement, directions = _placement(actions)
+        placement, directions = _placement(actions, place)
         most = max(action.microbatch for row in actions for action in row) + 1
         n_microbatches = checked_count(most, sum(map(len, actions)), "micro-batches")
         n_slices = checked_slices(actions, n_microbatches)
@@ -136,9 +141,9 @@ class Schedule:
         Skip empty cells (idle ticks), messages and waits, which the lowering inserts again. Raise ScheduleError naming
         row and column of each cell that cannot be read.
         """
-        from pipecompile.ir.schedule_csv import read_rows
+        from pipecompile.ir.schedule_csv import read_rows, row_place
 
-        return cls.from_rows(read_rows(text), name)
+        return cls._of_cells([[in_order(cell) for cell in row] for row in read_rows(text)], name, row_place)
 
 
 Cell = Action | str | Sequence[Action]
@@ -161,13 +166,29 @@ def _cells(rows: Iterable[Iterable[Cell]]) -> list[list[Sequence[Action]]]:
         lists = [row if isinstance(row, str) else list(row) for row in rows]
         if any(isinstance(row, str) for row in lists):
             raise TypeError
-        return [[_parts(cell) for cell in row] for row in lists]
-    except (TypeError, AttributeError):
-        hint = 'Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])'
-        raise InputError(f"rows={shown(rows)} are not rows of actions", hint=hint) from None
+    except TypeError:
+        raise InputError(f"rows={shown(rows)} are not rows of actions", hint=_ROWS) from None
+    return [[_cell(cell, row, column) for column, cell in enumerate(cells)] for row, cells in enumerate(lists)]
 
 
-def _placement(rows: Sequence[Sequence[Action]]) -> tuple[tuple[int, ...], tuple[Direction, ...]]:
+_ROWS = 'Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])'
+
+
+def _cell(cell: Cell, row: int, column: int) -> Sequence[Action]:
+    """Return the actions of a cell. Raise InputError for what is no cell, ScheduleError for a text that is none, both with the place."""
+    try:
+        return _parts(cell)
+    except ScheduleError as error:
+        where = f"row {row}, cell {column + 1}"
+        raise ScheduleError(error.what, where=where, why=error.why, hint=error.hint) from None
+    except TypeError:
+        where = f"row {row}, cell {column + 1}"
+        raise InputError(f"{shown(cell)} is not an action", where=where, hint=_ROWS) from None
+
+
+def _placement(
+    rows: Sequence[Sequence[Action]], place: Callable[[int], str]
+) -> tuple[tuple[int, ...], tuple[Direction, ...]]:
     """Return the device of each stage for the first micro-batch, and the directions of the others."""
     first = min((a.microbatch for row in rows for a in row if a.microbatch != NO_MICROBATCH), default=NO_MICROBATCH)
     places = [(action.stage, device) for device, row in enumerate(rows) for action in row if action.microbatch == first]
@@ -179,13 +200,11 @@ def _placement(rows: Sequence[Sequence[Action]]) -> tuple[tuple[int, ...], tuple
                 moved = device, action
     directions = () if moved is None else found_directions(rows, max(device_of) + 1)
     if directions is None or (directions and any(a.slice != NO_SLICE for row in rows for a in row)):
-        from pipecompile.ir.schedule_csv import row_place
-
         assert moved is not None
         device, action = moved
         raise ScheduleError(
             f"stage {action.stage} is on device {device_of[action.stage]} and on device {device}",
-            where=f"{row_place(device)}, action {action}",
+            where=f"{place(device)}, action {action}",
             hint="keep all actions of a stage in one row, or all of a stage and micro-batch, of whole micro-batches",
         )
     missing = next((stage for stage in range(len(device_of)) if stage not in device_of), None)

@@ -1,16 +1,19 @@
 """Text forms in files: `save` writes one, and says by an error of ours why it cannot.
 
 save_text("/tmp", text)     path='/tmp' cannot be written: Is a directory
+named_file("a.csv")         where row 1 (line 2) becomes where a.csv, row 1 (line 2)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.input_checks import file_path
 
-__all__ = ["save_text"]
+__all__ = ["named_file", "save_text"]
 
 
 def save_text(path: str | Path, text: str) -> None:
@@ -21,3 +24,13 @@ def save_text(path: str | Path, text: str) -> None:
     except OSError as error:
         hint = "a file in a folder that there is"
         raise InputError(f"path={str(file)!r} cannot be written: {error.strerror or error}", hint=hint) from None
+
+
+@contextmanager
+def named_file(path: str | Path) -> Iterator[None]:
+    """Put the file in front of the place that a ScheduleError of a block names: the block reads the text of the file."""
+    try:
+        yield
+    except ScheduleError as error:
+        where = f"{path}, {error.where}" if error.where else str(path)
+        raise ScheduleError(error.what, where=where, why=error.why, hint=error.hint) from None

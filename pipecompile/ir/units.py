@@ -91,5 +91,5 @@ def parse_bytes(text: str) -> int:
     base = 1024 if match[3] else 1000
     number = float(match[1])
     if number > _MOST_BYTES:
-        raise InputError(f"{text!r} is more than any memory")
+        raise InputError(f"{text!r} is more than any device has", hint="2GiB")
     return int(number * base ** ("kmgt".index(match[2].lower()) + 1 if match[2] else 0))

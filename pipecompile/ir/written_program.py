@@ -26,6 +26,7 @@ from pipecompile.ir.program import Instruction, Op, Operand, Program, Value
 from pipecompile.ir.routes import TARGET, Route, Tie
 from pipecompile.ir.schedule import Schedule
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.text_file import named_file
 
 __all__ = ["WrittenProgram", "type_faults"]
 
@@ -67,11 +68,8 @@ class WrittenProgram(Schedule):
             text = file_path("path", path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ScheduleError("the program cannot be read", where=str(path), why=str(error)) from None
-        try:
+        with named_file(path):
             program = parse_program(text)
-        except ScheduleError as error:
-            where = f"{path}, {error.where}" if error.where else str(path)
-            raise ScheduleError(error.what, where=where, why=error.why, hint=error.hint) from None
         return cls.of(program, str(path), line_numbers(text))
 
     @property

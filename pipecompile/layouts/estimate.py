@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -17,6 +17,7 @@ from pipecompile.batching.batch_dims import BatchDims, check_batch_dims
 from pipecompile.batching.call_inputs import flatten
 from pipecompile.batching.model_checks import validate_model
 from pipecompile.compiling import compile
+from pipecompile.costs import CostError
 from pipecompile.errors import InputError, PartitionError, ScheduleError
 from pipecompile.graph.colocation import compute_nodes, note_ties
 from pipecompile.ir.input_checks import whole
@@ -90,6 +91,8 @@ def plan_for(
     estimator = LayoutEstimator.of(model, hardware, example_args, example_kwargs, batch_dims, optimizer)
     rows = [row for layout in layouts_of(hardware, count) if (row := estimator.best_row(layout, names))]
     if not rows:
+        for error in estimator.failed.values():
+            raise error
         what = f"no layout of {hardware} divides a mini-batch of {counted(estimator.samples, 'sample')}"
         raise InputError(what, hint=f"example_args with a multiple of {counted(hardware.size, 'sample')}")
     ordered = sorted(rows, key=lambda row: (not row.fits, row.missing, row.seconds.total))
@@ -104,6 +107,8 @@ class LayoutEstimator:
     samples: int
     optimizer: OptimizerChoice
     inputs: str = "example_args=(x,)"
+    failed: dict[int, CostError] = field(default_factory=dict)
+    """Why the model cannot run on a micro-batch of so many samples, as a BatchNorm layer cannot on one."""
 
     @classmethod
     def of(
@@ -176,8 +181,17 @@ class LayoutEstimator:
         for name in schedules if layout.pp > 1 else ("1f1b",):
             chunks = CATALOGUE[name].chunks or (1 if layout.pp == 1 else 2)
             for samples in (size for size in _SIZES if part % size == 0):
-                if layout.pp * chunks <= nodes and not barred(self.pipelines.graph, [samples]):
+                if layout.pp * chunks <= nodes and not barred(self.pipelines.graph, [samples]) and self._runs(samples):
                     yield PipelinePoint(layout.pp, name, samples, part // samples, chunks)
+
+    def _runs(self, samples: int) -> bool:
+        """Return whether the model runs on a micro-batch of so many samples."""
+        if samples not in self.failed:
+            try:
+                self.pipelines.costs(samples)
+            except CostError as error:
+                self.failed[samples] = error
+        return samples not in self.failed
 
     def _flags_needed(self, layout: Layout, point: PipelinePoint) -> tuple[bool, ...]:
         """Return a flag per stage: the stages of devices that hold too much without recomputation."""

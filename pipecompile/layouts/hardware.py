@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import inf
 from numbers import Real
 
 from pipecompile.costs.device_specs import DEVICES, GIGA, DeviceSpec, spec_for
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import float_of, whole
+from pipecompile.ir.input_checks import LARGEST_OPTION, OVERFLOW, float_of, size_fault, whole
 from pipecompile.ir.shown_value import shown
 
 __all__ = ["EFFICIENCY", "Cluster", "cluster_of"]
@@ -90,7 +91,7 @@ class Cluster:
         """
         match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None or match[3].lower() not in DEVICES:
-            hint = f'"8xH100", or "4x8xH100" for 4 nodes; devices are {", ".join(DEVICES)}; or pc.Cluster(...)'
+            hint = f'{_meant(name)}, or "4x8xH100" for 4 nodes; devices are {", ".join(DEVICES)}; or pc.Cluster(...)'
             raise InputError(f"{shown(name)} is not the name of a cluster", hint=hint)
         nodes, count, device = match[1], int(match[2]), match[3].lower()
         if 0 in (count, int(nodes or 1)):
@@ -98,7 +99,8 @@ class Cluster:
         if nodes is not None:
             return cls(device=device, nodes=int(nodes), devices_per_node=count)
         if count > _PER_NODE and count % _PER_NODE:
-            hint = f'"{count // _PER_NODE}x{_PER_NODE}x{match[3]}", nodes x devices'
+            less = count // _PER_NODE * _PER_NODE
+            hint = f'"{less}x{match[3]}" or "{less + _PER_NODE}x{match[3]}"; "1x{count}x{match[3]}" for one node of {count}'
             raise InputError(f"{count} devices do not fill nodes of {_PER_NODE}", where=repr(name), hint=hint)
         return cls(device=device, nodes=max(1, count // _PER_NODE), devices_per_node=min(count, _PER_NODE))
 
@@ -138,6 +140,14 @@ class Cluster:
         return f"{self.nodes} x {self.devices_per_node} {self.spec.name}"
 
 
+def _meant(name: object) -> str:
+    """Return the name of the cluster that is most like a mistyped one, in quotes; "8xH100" if none is like it."""
+    text = name[:80].lower() if isinstance(name, str) else ""
+    close = [near for word in re.findall(r"[a-z]+[0-9]+[a-z]?", text) for near in get_close_matches(word, DEVICES, 1)]
+    count = re.search(r"(?<![a-z0-9])[1-9][0-9]{0,5}(?![0-9])", text)
+    return f'"{int(count[0]) if count else _PER_NODE}x{close[0].upper() if close else "H100"}"'
+
+
 def cluster_of(cluster: Cluster | str) -> Cluster:
     """Return a cluster, given itself or by name. Raise InputError for anything else."""
     if isinstance(cluster, str):
@@ -157,6 +167,8 @@ def _check_amount(name: str, value: object) -> None:
         raise InputError(
             f"{name}={shown(value)} is not a finite number above 0", hint=f"no {name}=, for the data sheet's"
         )
+    if fault := size_fault(float_of(value), LARGEST_OPTION, zero=False):  # type: ignore[arg-type]
+        raise InputError(f"{name}={shown(value)} is {fault}", why=OVERFLOW, hint=f"no {name}=, for the data sheet's")
     if name == "efficiency" and float(value) > 1:  # type: ignore[arg-type]
         raise InputError(
             f"efficiency={shown(value)} is above 1", why="it is a share of the data sheet's rates", hint="0.5"

@@ -19,6 +19,7 @@ The objective is defined in `objective.py`, the legality of a problem in `verify
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,6 +88,15 @@ class Shared:
         object.__setattr__(self, "nodes", _as_tuple(self.nodes))
 
 
+def _plain(value: object) -> int | float:
+    """Return a number of NumPy, or a fraction, as Python's. Raise TypeError for what is no number, as the encoder does."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A weighted graph to be cut into ordered stages, and the machine that runs them.
@@ -135,7 +145,22 @@ class Problem:
 
     def to_json(self) -> str:
         """Return the text form."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+        return msgspec.json.format(msgspec.json.encode(self, enc_hook=_plain), indent=1).decode()
+
+    def plain(self) -> Problem:
+        """Return the problem with Python's numbers in the place of NumPy's, and of fractions."""
+        parts = (*self.nodes, *self.tensors, *self.shared)
+        numbers = [getattr(part, name, 0) for part in parts for name in ("time", "bytes", "activation", "forward")]
+        lists = (
+            self.memory_limit,
+            self.in_flight,
+            self.speed,
+            self.placement,
+            *(self.links or ()),
+            tuple(self.pins.values()),
+        )
+        numbers += [number for each in lists for number in (each if isinstance(each, tuple) else (each,))]
+        return self if set(map(type, numbers)) <= {int, float, type(None)} else Problem.from_json(self.to_json())
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "") -> Problem:

@@ -115,6 +115,7 @@ def partition(
     begin = monotonic()
     _check_arguments(problem, n_stages, method, time_limit, gap, progress)
     verify_problem(problem)
+    problem = problem.plain()
     clusters, machine = coarsen(problem), Machine.of(problem, n_stages)
     if clusters.is_constrained:
         check_constraints(problem, clusters, n_stages)

@@ -15,6 +15,7 @@ from numbers import Real
 import networkx as nx
 
 from pipecompile.errors import VerifyError
+from pipecompile.ir.input_checks import LARGEST, float_of
 from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.field_types import type_faults
 from pipecompile.partitioners.machine import Machine
@@ -22,9 +23,6 @@ from pipecompile.partitioners.objective import fits, stage_loads
 from pipecompile.partitioners.problem import Problem
 
 __all__ = ["assignment_faults", "memory_text", "problem_faults", "verify_assignment", "verify_problem"]
-
-_MOST = 1e100
-"""Seconds, bytes and factors up to which sums of products of two of them stay finite."""
 
 _MOST_DEVICES = 100_000
 """Devices of a machine: each has numbers of its own."""
@@ -86,7 +84,7 @@ def memory_text(size: float) -> str:
     for unit, factor in (("GiB", 2.0**30), ("MiB", 2.0**20)):
         if size >= factor:
             return f"{size / factor:.6g} {unit}"
-    return f"{size:.6g} byte" + "s" * (size != 1)
+    return f"{size:.6g} byte" + ("" if size == 1 else "s")
 
 
 def _order_faults(problem: Problem, stage_of: Mapping[str, int]) -> Iterator[str]:
@@ -147,7 +145,7 @@ def _number_faults(problem: Problem) -> Iterator[str]:
     for node in problem.nodes:
         for field in ("time", "forward", "bytes", "activation"):
             yield from _number_fault(f"{field} of node {shown(node.name)}", getattr(node, field))
-        if 0 <= node.time < node.forward <= _MOST and node.forward > node.time * (1 + 1e-9):
+        if 0 <= node.time < node.forward <= LARGEST and node.forward > node.time * (1 + 1e-9):
             yield f"forward of node {shown(node.name)} is {node.forward:g}, expected at most its time, {node.time:g}"
     for number, tensor in enumerate(problem.tensors):
         for field in ("time", "bytes"):
@@ -168,8 +166,8 @@ def _list_faults(problem: Problem) -> Iterator[str]:
         for index, value in enumerate(values):
             if field != "links":
                 yield from _number_fault(f"{field} of {unit} {index}", value)
-            if field == "speed" and value == 0:
-                yield f"speed of {unit} {index} is 0, expected more"
+            if field == "speed" and 0 <= value < 1 / LARGEST:
+                yield f"speed of {unit} {index} is {shown(value)}, expected at least {1 / LARGEST:g}"
     for a, row in enumerate(problem.links or ()):
         for b, value in enumerate(row):
             yield from _number_fault(f"links from device {a} to {b}", value)
@@ -178,8 +176,8 @@ def _list_faults(problem: Problem) -> Iterator[str]:
 def _number_fault(subject: str, value: float) -> Iterator[str]:
     if not 0 <= value < inf:
         yield f"{subject} is {shown(value)}, expected a finite number that is not negative"
-    elif value > _MOST:
-        yield f"{subject} is {shown(value)}, expected at most {_MOST:g}"
+    elif float_of(value) > LARGEST:  # type: ignore[arg-type]
+        yield f"{subject} is {shown(value)}, expected at most {LARGEST:g}"
 
 
 # -- lists of stages and devices ------------------------------------------------------------------------------------

@@ -88,15 +88,11 @@ def _costs(name: str, value: Any) -> UserCosts | None:
     if not isinstance(value, Mapping):
         raise refusal(name, value, "a mapping of module names to seconds, nor a function", hint=hint)
     check = number(2e-3, zero=True)
-    for module, seconds in value.items():
+    for module in value:
         if not isinstance(module, str):
             raise refusal(name, value, "a mapping of module names to seconds", where=f"key {shown(module)}", hint=hint)
-        try:
-            check(name, seconds)
-        except InputError:
-            why = f"entry {shown(module)}: {shown(seconds)}"
-            raise refusal(name, value, "a finite number of seconds per module", where=why, hint=hint) from None
-    return {module: check(name, seconds) for module, seconds in value.items()}
+    seconds = entries(name, value.values(), check, "a finite number of seconds per module", hint, places=list(value))
+    return dict(zip(value, seconds, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

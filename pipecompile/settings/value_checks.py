@@ -14,7 +14,7 @@ Python's; a bool is no number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -25,7 +25,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from pipecompile.errors import InputError, PipecompileError
-from pipecompile.ir.input_checks import float_of
+from pipecompile.ir.input_checks import LARGEST_OPTION, OVERFLOW, float_of, size_fault
 from pipecompile.ir.shown_value import shown
 
 __all__ = [
@@ -82,13 +82,15 @@ def whole_number(example: int, *others: object, least: int = 1, most: int | None
 
 
 def number(example: float, *, zero: bool = False, finite: bool = True) -> Check:
-    """Return the check of a number above 0, or from 0 if `zero`. It must be finite if `finite`."""
+    """Return the check of a number above 0, or from 0 if `zero`. It must be finite if `finite`, and of a size that can be computed with."""
     expected = ("a finite number" if finite else "a number") + (" of at least 0" if zero else " above 0")
 
     def check(name: str, value: Any) -> float:
         if isinstance(value, Real) and not isinstance(value, bool):
             size = float_of(value)
             if (size > 0 or (zero and size == 0)) and not (finite and size == inf):
+                if fault := size_fault(size, LARGEST_OPTION, zero=zero):
+                    raise InputError(f"{name}={shown(value)} is {fault}", why=OVERFLOW, hint=f"{name}={example:g}")
                 return int(value) if isinstance(value, Integral) and size != inf else size
         raise refusal(name, value, expected, hint=f"{name}={example:g}")
 
@@ -129,8 +131,10 @@ def function(example: str) -> Check:
     return check
 
 
-def entries(name: str, value: Any, check: Check, expected: str, hint: str) -> tuple[Any, ...]:
-    """Return the entries of a sequence, each checked. Raise InputError that names the first entry that is refused."""
+def entries(
+    name: str, value: Any, check: Check, expected: str, hint: str, places: Sequence[object] | None = None
+) -> tuple[Any, ...]:
+    """Return the entries of a sequence, each checked. Raise InputError that names the first entry that is refused, by its place."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise refusal(name, value, expected, hint=hint)
     try:
@@ -140,8 +144,12 @@ def entries(name: str, value: Any, check: Check, expected: str, hint: str) -> tu
     for place, entry in enumerate(values):
         try:
             canonical.append(check(name, entry))
-        except InputError:
-            raise refusal(name, values, expected, where=f"entry {place}: {shown(entry)}", hint=hint) from None
+        except InputError as error:
+            where = f"entry {place if places is None else shown(places[place])}: {shown(entry)}"
+            if error.why == OVERFLOW:
+                raise InputError(error.what, where=where, why=error.why, hint=hint) from None
+            whole = values if places is None else dict(zip(places, values, strict=True))
+            raise refusal(name, whole, expected, where=where, hint=hint) from None
     return tuple(canonical)
 
 

@@ -81,11 +81,13 @@ PieceHandler = Callable[[Piece, Callable[..., Any], tuple[Any, ...], dict[str, A
 
 
 class UnpredictableResult(Exception):
-    """The result of a piece has no spec. `why` completes the sentence "the piece cannot be opaque: "."""
+    """The result of a piece has no spec. `why` completes the sentence "the piece cannot be opaque: ". `hint` says what to try where
+    the usual advice, to return tensors, does not help.
+    """
 
-    def __init__(self, piece: Piece, why: str) -> None:
+    def __init__(self, piece: Piece, why: str, hint: str = "") -> None:
         super().__init__(why)
-        self.piece, self.why = piece, why
+        self.piece, self.why, self.hint = piece, why, hint
 
 
 def candidates(error: BaseException, model: nn.Module, code: str = "") -> Iterator[Piece]:

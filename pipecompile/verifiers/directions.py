@@ -38,6 +38,8 @@ def _placement_faults(schedule: Schedule) -> Iterator[str]:
         for stage, device in enumerate(direction.placement):
             if not 0 <= device < schedule.n_devices:
                 yield f"direction {number} puts stage {stage} on device {device}, devices are 0 to {schedule.n_devices - 1}"
+        if {*direction.placement} != {*schedule.placement}:
+            yield f"direction {number} has the stages on devices {sorted({*direction.placement})}, not {sorted({*schedule.placement})}"
         if not direction.microbatches:
             yield f"direction {number} has no micro-batch"
 

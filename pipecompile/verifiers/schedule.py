@@ -157,7 +157,11 @@ def _listed(what: str, units: Iterable[int], count: int | None = None, *, n_slic
     shown = sorted(units)
     count = len(shown) if count is None else count
     if count:
-        noun = f"micro-batch{'es' * (count > 1)}" if n_slices == 1 else f"slice{'s' * (count > 1)}"
+        noun = (
+            ("micro-batch" if count == 1 else "micro-batches")
+            if n_slices == 1
+            else ("slice" if count == 1 else "slices")
+        )
         texts = (unit_text(unit, n_slices) for unit in shown[:SHOWN])
         more = f" and {count - SHOWN} more" if count > SHOWN else ""
         yield f"{what} for {noun} {', '.join(texts)}{more}"

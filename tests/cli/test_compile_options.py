@@ -38,6 +38,11 @@ def test_what_is_typed_becomes_an_argument(options, name, value):
     ("options", "told"),
     [
         ({"memory_limit": "16GiB,"}, "'' is not a size"),
+        *(
+            ({name: ""}, f"--{name.replace('_', '-')} '' is empty")
+            for name in ("devices", "compile_stages", "optimizer")
+        ),
+        ({"split_before": ["a", ""]}, "--split-before '' is empty"),
         ({"bandwidth": "fast"}, "'fast' is not a size"),
         ({"bandwidth": "none.csv"}, "(?s)cannot be read.*none.csv"),
         ({"speeds": "1,x"}, "--speeds '1,x' is not a list of numbers"),

@@ -67,6 +67,13 @@ MISTAKES = [
     ("plan m:small --input 12x9 --stages 2", 3, "shapes cannot be multiplied"),
     ("plan m:small --input 12x8 --input 12x8 --stages 2", 3, "takes 2 positional arguments"),
     ("plan m:small --input 999999999999x999999999 --stages 2", 2, ""),
+    ("plan m:small --input 99999999999999999999x8 --stages 2", 2, "cannot be made"),
+    ("plan .m:small --input 12x8", 2, "names no model"),
+    (f"plan {SMALL} --stages 2 --devices ''", 2, "--devices '' is empty"),
+    (f"plan {SMALL} --stages 2 --out ''", 2, "is no directory"),
+    (f"plan {SMALL} --stages 2 --out m.py/x", 2, "is no directory"),
+    (f"plan {SMALL} --stages 2 --bandwidth inf", 2, "--bandwidth inf"),
+    (f"plan {SMALL} --stages 2 --speeds 1,1e308", 2, "--speeds 1e+308 is more than 1e+40"),
     (f"plan {SMALL} --stages 0", 2, "--stages"),
     (f"plan {SMALL} --stages -1", 2, "--stages"),
     (f"plan {SMALL} --stages two", 2, "--stages"),
@@ -136,6 +143,7 @@ MISTAKES = [
     ("show m:small", 2, "plan.json, schedule.csv or program.txt"),
     ("schedule 1f1b 4 8", 2, "unexpected extra"),
     ("plan hf:lama --input 2x8:int64", 2, "hf:llama"),
+    ("plan hf:gpt2,n_layer=3,n_layer=4 --input 2x8:int64", 2, "'n_layer' of GPT2Config is there twice"),
     ("plan hf:gpt2,n_layr=3 --input 2x8:int64", 2, "n_layer"),
     ("plan hf:gpt2,n_layer=many --input 2x8:int64", 2, "hf:gpt2"),
     ("plan m:words --input 12x8", 3, "--input 2x128:int64"),
@@ -145,6 +153,10 @@ MISTAKES = [
     ("plan m:small --input '(12,8):int64'", 2, "is not a shape"),
     (f"plan {SMALL} --stages 2 --out m.py", 2, "is a file, not a directory"),
     ("schedule gpipe --out m.py", 2, "is a file, not a directory"),
+    ("schedule two.csv", 2, "where  two.csv, row 1 (line 2)"),
+    ("hang m.py --program m.py", 2, "where  m.py, line 2"),
+    ("check faulty.csv --eval", 2, "--eval is about a model"),
+    ("check faulty.csv --seed 3", 2, "--seed is about a model"),
     ("schedule faulty.csv", 5, "stage 1 never runs B"),
     ("show faulty.csv", 5, "stage 1 never runs B"),
     ("check empty.json", 2, "pipecompile show empty.json"),
@@ -156,6 +168,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "m.py").write_text(MODELS)
     (tmp_path / "broken.py").write_text("def build(:\n")
     (tmp_path / "faulty.csv").write_text("0F0,0B0\n1F0\n")
+    (tmp_path / "two.csv").write_text("0F0,0B0\n0F1,0B1\n")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("these are notes\n")

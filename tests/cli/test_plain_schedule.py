@@ -13,10 +13,19 @@ def test_a_name_a_search_or_a_file(tmp_path):
     build_schedule("terapipe", 2, 2, n_slices=3).save(tmp_path / "mine.csv")
     assert plain_schedule("zbv", 4, 4, None, None, "never") == build_schedule("zbv", 4, 4)
     assert plain_schedule("auto", 2, 2, None, None, "never").n_slices == 1
-    assert plain_schedule(str(tmp_path / "mine.csv"), 4, 4, None, None, "never").n_slices == 3
+    assert plain_schedule(str(tmp_path / "mine.csv"), None, 2, None, None, "never").n_slices == 3
     assert plain_schedule("seq1f1b", 2, 2, None, 2, "never") == build_schedule("seq1f1b", 2, 2, n_slices=2)
     assert "0R1.1,0B1.1" in plain_schedule("seq1f1b", 2, 2, None, 2, "always").to_csv()
     assert plain_schedule("seq1f1b", 2, 2, None, 2, "except_last").to_csv().count("R") == 4
+
+
+@pytest.mark.parametrize("counts", [(3, None, None), (None, 4, None), (None, None, 1)])
+def test_counts_that_a_file_does_not_have_are_refused(counts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build_schedule("1f1b", 2, 2).save("mine.csv")
+    assert plain_schedule("mine.csv", 2, 2, 2, None, "never") == build_schedule("1f1b", 2, 2)
+    with pytest.raises(InputError, match=r"is not that of mine\.csv, which has 2"):
+        plain_schedule("mine.csv", *counts, None, "never")
 
 
 @pytest.mark.parametrize("name", ["auto", "mine.csv"])

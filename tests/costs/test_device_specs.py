@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,19 @@ def test_names_torch_devices_and_specs_are_understood() -> None:
     assert spec_for("H100") is DEVICES["h100"]
     assert spec_for(torch.device("cpu")) is spec_for("cpu:0") is DEVICES["cpu"]
     assert spec_for(own) is own
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("flops", {}), ("flops", None), ("flops", {torch.float32: 0}), ("bandwidth", 0), ("bandwidth", float("nan")),
+        ("bandwidth", -1.0), ("link_bandwidth", 5e-324), ("memory", "x"), ("memory", 1e308), ("launch_overhead", -1), ("name", None),
+    ],
+)  # fmt: skip
+def test_figures_that_cannot_be_computed_with_are_refused_by_name(field: str, value: object) -> None:
+    own = DeviceSpec("mine", {torch.float32: 1e12}, 1e9, 1e9, 0.0, 0.0, 1 << 30)
+    with pytest.raises(InputError, match=rf"{field}\S*="):
+        replace(own, **{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["tpu", "meta", "h1000", ""])
@@ -132,6 +146,12 @@ def test_of_a_square_the_fastest_pair_is_the_unit_and_the_slowest_consumer_count
     assert links.seconds([V], (0, 1, 2)) == {"v": pytest.approx(2 * once)}
     assert links.seconds([V], (0, 0, 1)) == {"v": pytest.approx(once)}
     assert links.seconds([V], None) == {"v": pytest.approx(once)}
+
+
+def test_an_infinite_bandwidth_of_a_square_takes_no_time() -> None:
+    links = Links.of([CPU] * 2, ((1.0, float("inf")), (100.0, 1.0)))
+    assert links == Links(0.01, LATENCY, ((0.0, 0.0), (1.0, 0.0)))
+    assert Links.of([CPU] * 2, ((1.0, float("inf")), (float("inf"), 1.0))).seconds([V], (0, 1, 1)) == {"v": 0.0}
 
 
 def test_a_value_of_the_host_takes_the_fastest_link() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -48,3 +51,19 @@ def test_a_function_must_cover_every_node(graph: TracedGraph, names: list[str]) 
     assert costs_from_provider(graph, (), lambda *_: complete) == complete
     with pytest.raises(InputError, match=f"returned no NodeCost for 1 node\n  where  {names[1]}"):
         costs_from_provider(graph, (), lambda *_: {names[0]: COST})
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf"), 1e308, "a", None, True])
+@pytest.mark.parametrize("field", ["forward", "backward", "saved_bytes", "output_bytes", "flops"])
+def test_a_number_that_is_none_is_refused_by_node_and_field(
+    graph: TracedGraph, names: list[str], field: str, value: object
+) -> None:
+    costs = {name: replace(COST, **{field: value}) for name in names}  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=rf"costs\['{names[0]}'\]\.{field}=.* is (not|more)"):
+        costs_from_provider(graph, (), lambda *_: costs)
+
+
+def test_numbers_of_numpy_become_those_of_python(graph: TracedGraph, names: list[str]) -> None:
+    own = dict.fromkeys(names, replace(COST, forward=np.float32(1.0), saved_bytes=np.int64(8)))
+    found = costs_from_provider(graph, (), lambda *_: own)[names[0]]
+    assert (found, type(found.forward), type(found.saved_bytes)) == (COST, float, int)

@@ -42,8 +42,17 @@ def test_a_device_may_run_both_copies_of_a_stage() -> None:
         [["0F0", "0F1", "0B0"], ["1F0", "1B0", "1F1", "1B1", "0B1"]],
         [["0F0", "0B0", "1F1"], ["1F0", "1B0"]],
         [["0F0.0", "0F0.1"], ["0F1.0", "0F1.1"]],
+        [["0F0", "0B0"], ["0F1", "0B1"]],
+        [["0F0", "0F1", "1F1", "1B1", "0B0", "0B1"], ["1F0", "1B0"]],
     ],
-    ids=["cell", "forward and backward", "a stage is missing", "slices"],
+    ids=[
+        "cell",
+        "forward and backward",
+        "a stage is missing",
+        "slices",
+        "other devices",
+        "a micro-batch on one device",
+    ],
 )
 def test_a_stage_on_two_devices_is_refused(rows: list[list[str]]) -> None:
     with pytest.raises(ScheduleError, match=r"stage \d is on device \d and on device \d"):

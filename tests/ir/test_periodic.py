@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -42,7 +43,8 @@ def test_more_repetitions_are_more_micro_batches() -> None:
         ("0F0,0B0\n", "the row has 0 periods, expected 1\n  where  row 0 (line 1)"),
         ("(0F0;0B0)x2+1,(0F2;0B2)x2+1\n", "the row has 2 periods"),
         ("(0F0;0B0)x2+1\n(1F0;1B0)x3+1\n", "the rows are repeated differently"),
-        ("(0F0;0X0)x2+1\n", "'0X0' is not an action"),
+        ("(0F0;0X0)x2+1\n", "'0X0' is not an action\n  where  row 0 (line 1), cell 1"),
+        ("0F0,(0F1;0B0)x2+1,0X3\n", "'0X3' is not an action\n  where  row 0 (line 1), cell 3"),
         ("(0F0;0B0)x999999999+1\n", "is repeated too often"),
         (
             "(0F0;0I0)x3+1,0W0,0W1,0W2\n",
@@ -58,6 +60,15 @@ def test_what_is_no_periodic_schedule_is_refused(text: str, message: str) -> Non
 def test_absurd_repetitions_are_refused_by_the_parser_of_schedules_too() -> None:
     with pytest.raises(ScheduleError, match="is repeated too often"):
         Schedule.from_csv("(0F0;0B0)x999999999+1\n")
+
+
+@pytest.mark.parametrize("name", ["n_stages", "repetitions", "step", "placement"])
+@pytest.mark.parametrize("value", [2.7, "2", True, None])
+def test_counts_of_json_are_whole_numbers(name: str, value: object) -> None:
+    data = json.loads(PeriodicSchedule.from_csv(TEXT).to_json())
+    data[name] = [value, 1] if name == "placement" else value
+    with pytest.raises(ScheduleError, match=f"no periodic schedule\n  why    TypeError: {name} is .*, no whole number"):
+        PeriodicSchedule.from_json(json.dumps(data))
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "x", '{"prologue": 1}', TEXT])

@@ -37,3 +37,12 @@ def test_a_folder_no_folder_and_no_path_are_refused(subject: Any, tmp_path: Path
     ):
         with pytest.raises(InputError, match=message):
             subject.save(path)
+
+
+def test_a_fault_in_the_text_of_a_file_has_the_name_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "two.csv").write_text("0F0,0B0\n0F1,0B1\n")
+    with pytest.raises(pc.ScheduleError, match=r"(?s)where  .*two\.csv, row 1 \(line 2\), action 0F1"):
+        pc.Schedule.load(tmp_path / "two.csv")
+    (tmp_path / "none.csv").write_text(",\n")
+    with pytest.raises(pc.ScheduleError, match=r"(?s)no action.*where  .*none\.csv\n"):
+        pc.Schedule.load(tmp_path / "none.csv")

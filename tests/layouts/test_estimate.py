@@ -165,6 +165,15 @@ def test_the_example_may_have_any_number_of_samples_that_a_layout_divides() -> N
     assert {row.layout.replicas for row in rows} == {1, 2}
 
 
+def test_micro_batches_on_which_a_layer_fails_are_no_layouts() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+    rows = pc.plan_for(model, "2xh100", example_args=(torch.empty(16, 8),)).rows
+    assert {row.layout.pp for row in rows} == {1, 2}
+    assert all(row.samples > 1 for row in rows)
+    with pytest.raises(pc.CostError, match="more than 1 value per channel"):
+        pc.plan_for(model, "2xh100", example_args=(torch.empty(1, 8),))
+
+
 @pytest.mark.parametrize(
     ("keywords", "text"),
     [

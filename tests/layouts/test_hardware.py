@@ -45,6 +45,7 @@ def test_other_names_are_refused(name: str) -> None:
     [
         {"device": 3}, {"device": "h900"}, {"nodes": 0}, {"nodes": 1.5}, {"devices_per_node": 0}, {"memory": -1.0},
         {"memory": "80GB"}, {"link_inside": 0.0}, {"link_between": float("inf")}, {"efficiency": 1.5}, {"efficiency": True},
+        {"memory": 1e308}, {"link_inside": 5e-324},
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_by_name(values: dict[str, Any]) -> None:
@@ -69,6 +70,19 @@ def test_a_cluster_is_itself_and_nothing_else_is_one() -> None:
     assert cluster_of(cluster) is cluster
     with pytest.raises(pc.InputError, match="neither a Cluster"):
         cluster_of(8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("9xH100", '"8xH100" or "16xH100"; "1x9xH100" for one node of 9'),
+        ("16xH1000", '"16xH100", or'), ("A100", '"8xA100", or'), ("8*l4", '"8xL4", or'), ("x" * 9999, '"8xH100", or'),
+    ],
+)  # fmt: skip
+def test_a_mistyped_name_gets_names_that_are_near(name: str, hint: str) -> None:
+    with pytest.raises(pc.InputError) as caught:
+        cluster_of(name)
+    assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize("name", ["0xh100", "0x8xH100", "2x0xH100"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from partitioners.oracle import problems
 
-from pipecompile.errors import PartitionError
-from pipecompile.partitioners import Node, Problem, Tensor, verify_problem
+from pipecompile.errors import InfeasibleError, PartitionError
+from pipecompile.partitioners import Node, Problem, Tensor, partition, verify_problem
 
 REFERENCE = sorted((Path(__file__).parent / "reference").glob("*.json"))
 CHAIN = Problem(
@@ -25,6 +28,18 @@ def test_text_form_parses_back(case):
     problem, _ = case
     verify_problem(problem)
     assert Problem.from_json(problem.to_json()) == problem
+
+
+@pytest.mark.parametrize("number", [np.float32, np.int64, Fraction])
+def test_numbers_of_other_types_are_written_and_solved_as_those_of_python(number):
+    problem = replace(CHAIN, nodes=(Node("a", number(1)), Node("b", number(2))), precedence=(), tensors=(),
+                      memory_limit=number(9), speed=(number(1), number(2)), pins={"a": 0})  # fmt: skip
+    assert Problem.from_json(problem.to_json()) == problem.plain() == problem
+    assert all(type(value) is not number for value in (problem.plain().memory_limit, problem.plain().nodes[0].time))
+    assert CHAIN.plain() is CHAIN
+    assert partition(problem, 2).bottleneck == 1.0
+    with pytest.raises(InfeasibleError, match="largest limit is 1 byte\\n"):
+        partition(replace(problem, nodes=(Node("a", 1.0, bytes=2.0),), memory_limit=number(1)), 2)
 
 
 @pytest.mark.parametrize("path", REFERENCE, ids=lambda path: path.stem)

@@ -122,6 +122,12 @@ def test_verify_problem_reports_all_faults_at_once():
     assert len(caught.value.faults) == 23
 
 
+def test_a_speed_by_which_seconds_divide_to_infinity_is_refused() -> None:
+    problem = Problem(nodes=(Node("a", 1.0),), speed=(1e-308,))
+    with pytest.raises(VerifyError, match="speed of stage 0 is 1e-308, expected at least 1e-100"):
+        verify_problem(problem)
+
+
 def test_sizes_are_written_with_a_unit():
     assert memory_text(1) == "1 byte"
     assert memory_text(0) == "0 bytes"

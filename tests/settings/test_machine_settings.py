@@ -80,6 +80,20 @@ def test_costs_are_seconds_of_modules_or_a_function() -> None:
         settings(costs={"body": 1.0, "head": -1})
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memory_limit": 1e308}, {"memory_limit": [1e9, 5e-324]}, {"speeds": [1e-308, 1]}, {"bandwidth": 5e-324},
+        {"bandwidth": [[0, 1e308], [1, 0]]}, {"costs": {"0": 1e308}},
+    ],
+)  # fmt: skip
+def test_numbers_too_large_or_too_small_to_compute_with_are_refused_by_option(changes: dict[str, Any]) -> None:
+    with pytest.raises(
+        InputError, match=rf"(?s){next(iter(changes))}=\S+ is (more than 1e\+40|less than 1e-40).*why.*try"
+    ):
+        settings(**changes)
+
+
 def test_an_optimizer_is_named_or_passed() -> None:
     adam = torch.optim.Adam(nn.Linear(2, 2).parameters())
     assert [optimizer_copies(each) for each in (None, "adam", adam, torch.optim.SGD)] == [0, 2, 2, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -81,6 +82,15 @@ def test_a_whole_number_beyond_all_floats_is_infinite() -> None:
     assert refused(number(1, finite=False), -(10**400))
     assert number(1, finite=False)("n", 10**400) == INF
     assert type(number(1, finite=False)("n", 10**400)) is float
+
+
+@pytest.mark.parametrize(("value", "fault"), [(1e308, "more than 1e[+]40"), (5e-324, "less than 1e-40")])
+def test_a_number_whose_quotients_are_not_finite_is_refused_by_name(value: float, fault: str) -> None:
+    with pytest.raises(InputError, match=f"(?s)n={re.escape(str(value))} is {fault}.*not finite"):
+        number(1, finite=False)("n", value)
+    with pytest.raises(InputError, match=f"(?s)n=\\S+ is {fault}.*entry 1: {re.escape(str(value))}"):
+        entries("n", [1.0, value], number(1), "numbers", "n=[1.0]")
+    assert (number(1)("n", 1e40), number(1)("n", 1e-40), number(1, zero=True)("n", 5e-324)) == (1e40, 1e-40, 5e-324)
 
 
 @pytest.mark.parametrize("value", [10**5000, [10**5000], {"x": 10**5000}], ids=["number", "list", "dict"])

@@ -32,6 +32,10 @@ def test_a_legal_schedule_has_no_faults() -> None:
         ((Direction((3, 2, 1), (1, 3, 5)),), "direction 1 places 3 stages, there are 4"),
         ((Direction((3, 2, 1, 4), (1, 3, 5)),), "direction 1 puts stage 3 on device 4, devices are 0 to 3"),
         ((Direction(UP, ()),), "direction 1 has no micro-batch"),
+        (
+            (Direction((3, 3, 1, 0), (1, 3, 5)),),
+            r"direction 1 has the stages on devices \[0, 1, 3\], not \[0, 1, 2, 3\]",
+        ),
         ((Direction(UP, (1, 3, 9)),), "a direction has micro-batch 9, micro-batches are 0 to 5"),
         ((Direction(UP, (1, 3, 5)), Direction((0, 1, 2, 3), (5,))), "micro-batch 5 is in directions 2 times"),
         ((), "stage 0 is placed on device 0"),

@@ -36,6 +36,9 @@ _MANY = 0.5
 _FINALISTS = 4
 """Number of rules that are scheduled again after a correction."""
 
+_MOST_RULES = 10**9
+"""More rules than there are."""
+
 _NEGLIGIBLE = 1e-9
 """Relative tolerance for comparing seconds."""
 
@@ -84,7 +87,7 @@ class ListSearch:
     def try_rules(self, budget: float) -> None:
         """Try the next rules, at least two, or one if two take far more than the budget."""
         least = 2 if self.actions < budget * _MANY else 1
-        self._rank(islice(self.untried, max(least, int(budget / self.actions))))
+        self._rank(islice(self.untried, max(least, int(min(budget / self.actions, _MOST_RULES)))))
         self._fit_memory()
 
     def climb(self, budget: float) -> None:

@@ -58,7 +58,7 @@ class OpaquePieces:
     """The opaque pieces of one model; grows with each failed recording.
 
     `reasons` has the opaque pieces, `result_specs` what each of their calls returns, `rejected` why a piece cannot be
-    opaque. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record gradients. `has_blocks`: blocks
+    opaque, and `hints` what to try then. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record gradients. `has_blocks`: blocks
     of statements may be pieces; they may not after a recording with them has failed.
     """
 
@@ -67,6 +67,7 @@ class OpaquePieces:
         self.reasons: dict[Piece, OpaqueReason] = {}
         self.result_specs: dict[Piece, list[ResultSpec]] = {}
         self.rejected: dict[Piece, str] = {}
+        self.hints: dict[str, None] = {}
         self.is_batch_fixed = bool(inputs.lists)
         self.has_grad = self.has_blocks = True
         self.refuses_data_sizes = True
@@ -98,7 +99,7 @@ class OpaquePieces:
             try:
                 self.result_specs = self._infer(self.reasons)
             except UnpredictableResult as problem:
-                self.rejected[problem.piece] = problem.why
+                self._reject(problem)
                 raise self._final(fault) from error
 
     def _grow_by(self, pieces: list[Piece], error: Exception, cause: Exception, fault: TraceError) -> None:
@@ -119,7 +120,13 @@ class OpaquePieces:
         reasons = "; ".join(f"{piece.name}: {why}" for piece, why in self.rejected.items() if piece.is_part)
         if not reasons:
             return beside_kept(fault, [piece.name for piece in self.reasons if not piece.line])
-        return TraceError(code="PC111", where=fault.where, why=f"{_reason_text(fault)}. {reasons}")
+        why, hint = f"{_reason_text(fault)}. {reasons}", "; ".join(self.hints)
+        return TraceError(code="PC111", where=fault.where, why=why, hint=hint)
+
+    def _reject(self, problem: UnpredictableResult) -> None:
+        self.rejected[problem.piece] = problem.why
+        if problem.hint and problem.piece.is_part:
+            self.hints[problem.hint] = None
 
     def _has_no_values(self) -> bool:
         """Return whether a tensor of the model or of the inputs is on meta or fake: such a model cannot run."""
@@ -144,7 +151,7 @@ class OpaquePieces:
         try:
             self.result_specs = self._infer(reasons)
         except UnpredictableResult as problem:
-            self.rejected[problem.piece] = problem.why
+            self._reject(problem)
             self.reasons.pop(problem.piece, None)
             return problem.piece != piece and self._make_opaque(piece, fault)
         except TraceError as error:

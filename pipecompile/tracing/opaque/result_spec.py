@@ -106,18 +106,22 @@ def infer_result_specs(piece: Piece, runs: Sequence[list[TrialCall]], sizes: Seq
     Raise UnpredictableResult if the runs contradict each other in more than sizes.
     """
     if len({len(calls) for calls in runs}) > 1:
-        raise UnpredictableResult(piece, "the number of its calls depends on the data")
+        hint = "call the submodule as often in every call of the model"
+        raise UnpredictableResult(piece, "the number of its calls depends on the data", hint)
     return [_result_spec(piece, calls, sizes) for calls in zip(*runs, strict=True)]
 
 
 def _result_spec(piece: Piece, calls: Sequence[TrialCall], sizes: Sequence[int | None]) -> ResultSpec:
     first = calls[0]
     if any(call.reads_foreign_tensors for call in calls):
-        raise UnpredictableResult(piece, "it computes on tensors that are neither arguments nor tensors of the model")
+        hint = "pass such tensors to the submodule as arguments, or register them as buffers"
+        why = "it computes on tensors that are neither arguments nor tensors of the model"
+        raise UnpredictableResult(piece, why, hint)
     if (common := _common(calls, piece.text)) is None:
         raise UnpredictableResult(piece, "the structure of its result depends on the data")
     if any(call.changes_containers for call in calls):
-        raise UnpredictableResult(piece, "it changes a list, a dict or an object among its arguments")
+        hint = "return from the submodule what it puts into its arguments"
+        raise UnpredictableResult(piece, "it changes a list, a dict or an object among its arguments", hint)
     if first.block is not None and not all(first.block.is_alike(call.block) for call in calls[1:] if call.block):
         raise UnpredictableResult(piece, "it reads an object that each call of the model makes anew")
     merged = _merged(calls, sizes)
@@ -156,7 +160,7 @@ def _merged(calls: Sequence[TrialCall], sizes: Sequence[int | None]) -> TrialCal
 
 
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
-_ONE_MODULE = ": keep all from quantize to dequantize in one submodule"
+_ONE_MODULE = "keep all from quantize to dequantize in one submodule"
 
 
 def _leaf_spec(piece: Piece, values: Sequence[Any], sizes: Sequence[int | None]) -> LeafSpec:
@@ -164,9 +168,8 @@ def _leaf_spec(piece: Piece, values: Sequence[Any], sizes: Sequence[int | None])
     first = values[0]
     if isinstance(first, TrialTensor):
         if first.dtype in _QUANTIZED:
-            raise UnpredictableResult(
-                piece, f"it returns {first.dtype}, of which there are no tensors without memory{_ONE_MODULE}"
-            )
+            why = f"it returns {first.dtype}, of which there are no tensors without memory"
+            raise UnpredictableResult(piece, why, hint=_ONE_MODULE)
         if any((len(value.shape), value.dtype) != (len(first.shape), first.dtype) for value in values):
             raise UnpredictableResult(piece, "the number of dimensions or the dtype of a result depends on the data")
         lengths = zip(*(value.shape for value in values), strict=True)

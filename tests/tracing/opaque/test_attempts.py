@@ -570,6 +570,29 @@ class Packed(nn.Module):
         return self.head(made.amax(1))
 
 
+class Appends(nn.Module):
+    def forward(self, x, found):
+        found.append(float(x.max()))
+        return x
+
+
+class ReadsFound(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.part = nn.Linear(8, 8), Appends()
+
+    def forward(self, x):
+        found = []
+        return self.part(self.first(x), found) * found[0]
+
+
+def test_what_to_try_is_about_the_reason_why_a_part_cannot_be_kept():
+    with pytest.raises(
+        pc.TraceError, match=r"(?s)PC111.*part: it changes a list.*try    return .* what it puts into its arg"
+    ):
+        trace(ReadsFound(), torch.randn(4, 8))
+
+
 def test_a_length_that_the_data_decide_is_refused_with_what_fixes_it():
     x, lengths = torch.randint(10, (8, 6)), torch.tensor([5, 3, 2, 5, 1, 4, 6, 2])
 
