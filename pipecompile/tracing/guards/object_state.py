@@ -79,7 +79,7 @@ def add_object(walk: Walk, value: Any, label: str, place: Place) -> None:
             elif _holder(type(value), name) is None:
                 walk.state.add(f"{label}.{name}", ABSENT, where or place)
                 walk.state.sized += tables[1:]
-        elif isinstance(own.get(name), torch.Tensor):
+        elif isinstance(own.get(name), torch.Tensor) or (id(own), name) in walk.written:
             _add_registration(walk, tables[1:], f"{label}.{name}", name)
     for table, found in ((tables[index], found) for index, found in held.items()):
         walk.state.add_names(table, [name for name in found if not walk.is_lifted(f"{label}.{name}", table[name])])
@@ -95,7 +95,7 @@ def _read_names(value: Any, own: Mapping[str, Any], reads: Reads | None) -> Read
 
 
 def _add_registration(walk: Walk, tables: list[Any], label: str, name: str) -> None:
-    """Note that a tensor that every run reads anew is no parameter or buffer, as it is after `remove_weight_norm`."""
+    """Note that a tensor that every run reads anew, or leaves, is no parameter or buffer, as it is after `remove_weight_norm`."""
     walk.state.add(f"registered: {label}", any(name in table for table in tables), "")
     walk.state.sized += tables
 

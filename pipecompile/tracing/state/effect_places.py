@@ -8,7 +8,7 @@ items then; a value that is replaced needs neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,7 @@ def put_value(container: Any, key: Any, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EffectPlace:
-    """A key of a container, or with key None all items of a list. `is_count` says that a number is added to what is there, `is_attribute`
+    """A key of a container, or with key None all items of a list or set. `is_count` says that a number is added to what is there, `is_attribute`
     that the container is the attributes of a module, and gets no list or dict.
     """
 
@@ -64,12 +64,16 @@ class EffectPlace:
         """Return what a recomputation of the forward that begins now must find there. It keeps no tensor that the forward replaces."""
         return self.now() if self.key is None or self.is_count else MISSING
 
+    def extend(self, items: Iterable[Any]) -> None:
+        """Add items to the list or set that is there now."""
+        container = self.container
+        (container.update if isinstance(container, set) else container.extend)(items)
+
     def put(self, value: Any) -> None:
         """Write what `now` has returned."""
         if self.key is None:
-            container = self.container
-            container.clear()
-            container.extend(value)
+            self.container.clear()
+            self.extend(value)
         else:
             put_value(self.container, self.key, value)
 

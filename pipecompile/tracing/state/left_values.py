@@ -3,6 +3,7 @@
 self.last = h                           both calls leave what they have computed
 self.seen = self.seen[-1:] + [h]        the second leaves two tensors, and one is of the first call
 self.old, self.new = self.new, h        the second leaves in `old` what the first has computed
+self.last = self.calls, h               the second leaves another number beside the tensor
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.value_nodes import ValueNodes
 from pipecompile.tracing.state.leftover_state import StateChange
 
-__all__ = ["left_alike"]
+__all__ = ["is_equal_leaf", "left_alike"]
 
 
 def left_alike(
@@ -28,8 +29,8 @@ def left_alike(
     first: Sequence[fx.Node],
     constants: AbstractSet[fx.Node],
 ) -> bool:
-    """Return whether the second call, which makes the changes `later`, leaves tensors at the places of the first, and none that the
-    first has made. `first` are the nodes of the first call; results of `constants` both calls may leave.
+    """Return whether the second call, which makes the changes `later`, leaves tensors at the places of the first, none that the
+    first has made, and beside them equal numbers. `first` are the nodes of the first call; results of `constants` both calls may leave.
     """
     made = set(first) - constants
     pairs = [(change, other) for change in changes for other in later if change.is_at(other)]
@@ -40,11 +41,13 @@ def _alike(value: Any, other: Any, values: ValueNodes, made: AbstractSet[fx.Node
     if pytree.tree_structure(value) != pytree.tree_structure(other):
         return False
     leaves = zip(pytree.tree_leaves(value), pytree.tree_leaves(other), strict=True)
-    return all(
-        isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor) and not _is_of_first(b, values, made)
-        for a, b in leaves
-    )
+    return all(is_equal_leaf(a, b) and not _is_of_first(b, values, made) for a, b in leaves)
 
 
 def _is_of_first(leaf: Any, values: ValueNodes, made: AbstractSet[fx.Node]) -> bool:
     return isinstance(leaf, torch.Tensor) and values.has_node_for(leaf) and values.node(leaf) in made
+
+
+def is_equal_leaf(one: Any, other: Any) -> bool:
+    """Return whether two leaves are equal, or both are tensors, which `left_alike` compares."""
+    return type(one) is type(other) and (isinstance(one, torch.Tensor) or bool(one == other))

@@ -1,11 +1,4 @@
-"""State that a call leaves on the model besides its output: each change becomes a node, or recording is refused.
-
-    self.latest = h              ──►   keep(h)              the last micro-batch's remains, as in a plain loop
-    self.seen.append(h)          ──►   extend(h)
-    self.heads[0] = h            ──►   keep(h)
-    self.calls += 1              ──►   advance()
-    self.table = grid(n)         ──►   keep(table)          a buffer of another shape, dtype or None; others are written back
-    h * self.scale_of_last_call  ──►   PC114                in a submodule: an opaque call
+"""State that a call leaves on the model besides its output: each change becomes a node (`effect_nodes`), or recording is refused.
 
 A second call, in the state that the first call left, decides whether the state is read: both calls must be recorded alike
 (`second_call`). Exceptions are tables that do not depend on the inputs: a call may compute them only if they are missing,
@@ -18,16 +11,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from threading import RLock
 from typing import Any
 
 import torch
 from torch import nn
 
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.modes import active_fake_mode
 from pipecompile.torch_private.modules import (
     BUFFER_TABLE,
     GLOBAL_FORWARD_HOOKS,
@@ -36,33 +26,15 @@ from pipecompile.torch_private.modules import (
     forward_hooks_of,
 )
 from pipecompile.tracing.emit.value_nodes import PLAIN, is_written_back
-from pipecompile.tracing.state.container_routes import ContainerRoute
-from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 
 __all__ = [
     "StateChange",
     "StateWatch",
     "change_keys",
-    "effect_function",
-    "effects_muted",
     "hooks_of",
-    "in_turn",
     "without_keys",
 ]
-
-_muted = False
-
-
-@contextmanager
-def effects_muted() -> Iterator[None]:
-    """Let effect nodes do nothing inside the block, because the nodes are only measured."""
-    global _muted  # noqa: PLW0603 not thread-local: one thread measures, before any stage runs
-    before, _muted = _muted, True
-    try:
-        yield
-    finally:
-        _muted = before
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +162,7 @@ def _differences(place: Place, then: Sequence[Any]) -> Iterator[StateChange]:
     elif isinstance(place.container, list):
         yield from _list_differences(place, then, now)
     elif isinstance(place.container, set):
-        if len(now) != len(then) or any(item not in place.container for item in then):
-            yield StateChange(place, None, None, [_UNWRITABLE])
+        yield from _set_differences(place, then)
     else:
         before = dict(then)
         if key := _lost_or_moved(place.container, then, now):
@@ -213,6 +184,15 @@ def _lost_or_moved(container: Any, then: Sequence[Any], now: Sequence[Any]) -> l
 
 _UNWRITABLE = object()
 """The value of a change that no node can make."""
+
+
+def _set_differences(place: Place, then: Sequence[Any]) -> Iterator[StateChange]:
+    """Yield plain items added to a set; an unwritable change if it lost items or holds others."""
+    added = sorted(place.container.difference(then), key=repr)  # each process has the same order
+    if not place.container.issuperset(then) or not all(isinstance(item, PLAIN) for item in added):
+        yield StateChange(place, None, None, [_UNWRITABLE])
+    elif added:
+        yield StateChange(place, None, None, added)
 
 
 def _list_differences(place: Place, then: Sequence[Any], now: Sequence[Any]) -> Iterator[StateChange]:
@@ -238,57 +218,3 @@ def _added(then: Sequence[Any], now: Sequence[Any]) -> list[Any]:
 
 def _unchanged(before: Any, value: Any) -> bool:
     return before is value or (type(before) is type(value) and isinstance(value, PLAIN) and before == value)
-
-
-def effect_function(change: StateChange, later: Any, owner: nn.Module) -> Any:
-    """Return the function of a node that makes this change of a container of `owner` at every run, or None if no node can.
-
-    `later` is the value that the second call left at the same key. The names of these functions are part of saved plans.
-    """
-    key, route = change.key, ContainerRoute.to(change.place.container, owner, change.place.name)
-    is_attribute = change.place.container is vars(owner) and not isinstance(change.value, (list, dict, deque))
-    place = EffectPlace(route, key, is_attribute=is_attribute)
-    if change.is_count and type(later) in (int, float) and later != change.value:
-        step = change.value - change.before
-        if later - change.value != step:
-            return None
-        place = replace(place, is_count=True)
-        return _effect("advance", place, lambda: place.put(place.now() + step))
-    is_other = later is not None and key is not None and not change.tensors and not _is_equal(later, change.value)
-    if not change.is_plain or is_other:
-        return None
-    if key is None:
-        return _effect("extend", place, lambda items: route.find().extend(items))
-    return _effect("keep", place, place.put)
-
-
-def in_turn(effect: Any, turns: RLock | None) -> Any:
-    """Return the function of a node that holds `turns` while it makes a change."""
-    if turns is None:
-        return effect
-
-    def write(*values: Any) -> None:
-        with turns:
-            effect(*values)
-
-    write.__name__ = write.__qualname__ = effect.__name__
-    write.place = effect.place  # type: ignore[attr-defined]
-    return write
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    """Return whether two values are equal; a tensor equals nothing else."""
-    has_tensor = any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(one))
-    return not has_tensor and type(one) is type(other) and bool(one == other)
-
-
-def _effect(name: str, place: EffectPlace, act: Any) -> Any:
-    """Return `act` as a function of this name with its `place`, which does nothing while muted and on fake tensors."""
-
-    def write(*values: Any) -> None:
-        if not _muted and active_fake_mode() is None:
-            act(*values)
-
-    write.__name__ = write.__qualname__ = name
-    write.place = place  # type: ignore[attr-defined]
-    return write

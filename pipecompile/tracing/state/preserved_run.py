@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.storages import version_of
+from pipecompile.tracing.state.effect_nodes import effects_muted
 from pipecompile.tracing.state.function_state import globals_restored
-from pipecompile.tracing.state.leftover_state import effects_muted
 from pipecompile.tracing.state.muted_output import output_muted
 from pipecompile.tracing.state.snapshot import contents_restored, held_values, places_of
 

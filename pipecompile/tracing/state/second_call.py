@@ -2,7 +2,7 @@
 
 The second call is recorded behind the first, compared with it, and erased again. Three outcomes:
 
-    same nodes, same changes      each change becomes a node (`leftover_state.effect_function`), or warns if none can make it
+    same nodes, same changes      each change becomes a node (`effect_nodes.effect_function`), or warns if none can make it
     other nodes or changes        CarriedStateError: the model reads what the call before left
     the second call raises        CarriedStateError
 """
@@ -28,13 +28,12 @@ from pipecompile.tracing.node_facts import Role, facts
 from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.state.call_comparison import constant_nodes, recorded_alike
 from pipecompile.tracing.state.counters import adds_a_constant, counters_watched, warn_of_decisions
+from pipecompile.tracing.state.effect_nodes import effect_function, in_turn
 from pipecompile.tracing.state.left_values import left_alike
 from pipecompile.tracing.state.leftover_state import (
     StateChange,
     StateWatch,
     change_keys,
-    effect_function,
-    in_turn,
 )
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 from pipecompile.tracing.state.snapshot import contents_restored, places_of

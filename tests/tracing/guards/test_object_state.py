@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+import pipecompile as pc
 from pipecompile.tracing.guards.object_state import class_attribute
 from pipecompile.tracing.guards.read_state import ABSENT, ReadState
 from tests.support.recorded_reads import Calls, state_of
@@ -67,3 +69,41 @@ def test_what_the_forward_writes_is_left_out() -> None:
 def test_class_attributes_of_python_itself_are_none() -> None:
     assert class_attribute(Net, "__doc__") is None
     assert class_attribute(Net, "gain") == 2.0
+
+
+class Deciding(nn.Module):
+    """Leaves a term of the loss that it does not have before its first call, and is kept whole for what it decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        if y.sum() > 1e9:
+            y = y * 2
+        self.term = y.square().mean()
+        return y
+
+
+class WithTerms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Deciding(), Deciding()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.two(self.one(x))
+        return y.square().mean(1) + self.one.term + self.two.term
+
+
+def test_what_a_forward_leaves_for_the_first_time_is_no_change_of_what_it_reads(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    model, x = WithTerms(), torch.randn(4, 2)
+    pipe = pc.compile(
+        model, 2, example_args=(x,), n_microbatches=2, loss_fn=torch.mean, devices=["cpu"] * 2, cost="analytic"
+    )
+    for _ in range(2):
+        pipe.step(x)
+    assert pipe.explain().traces == 1
+    assert not [one for one in recwarn if "changed in a step" in str(one.message)]

@@ -1,0 +1,99 @@
+"""The functions of the nodes that make the changes which a call leaves on the model.
+
+self.latest = h              ──►   keep(h)              the last micro-batch's remains, as in a plain loop
+self.seen.append(h)          ──►   extend(h)            of a set too, which has an item once
+self.heads[0] = h            ──►   keep(h)
+self.calls += 1              ──►   advance()
+self.table = grid(n)         ──►   keep(table)          a buffer of another shape, dtype or None; others are written back
+self.log.append(self.calls)                             no node: each call leaves another number
+h * self.scale_of_last_call  ──►   PC114                in a submodule: an opaque call
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import RLock
+from typing import Any
+
+from torch import nn
+
+from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import active_fake_mode
+from pipecompile.tracing.state.container_routes import ContainerRoute
+from pipecompile.tracing.state.effect_places import EffectPlace
+from pipecompile.tracing.state.left_values import is_equal_leaf
+from pipecompile.tracing.state.leftover_state import StateChange
+
+__all__ = ["effect_function", "effects_muted", "in_turn"]
+
+_muted = False
+
+
+@contextmanager
+def effects_muted() -> Iterator[None]:
+    """Let effect nodes do nothing inside the block, because the nodes are only measured."""
+    global _muted  # noqa: PLW0603 not thread-local: one thread measures, before any stage runs
+    before, _muted = _muted, True
+    try:
+        yield
+    finally:
+        _muted = before
+
+
+def effect_function(change: StateChange, later: Any, owner: nn.Module) -> Any:
+    """Return the function of a node that makes this change of a container of `owner` at every run, or None if no node can.
+
+    `later` is the value that the second call left at the same key. The names of these functions are part of saved plans.
+    """
+    key, route = change.key, ContainerRoute.to(change.place.container, owner, change.place.name)
+    is_attribute = change.place.container is vars(owner) and not isinstance(change.value, (list, dict, deque))
+    place = EffectPlace(route, key, is_attribute=is_attribute)
+    if change.is_count and type(later) in (int, float) and later != change.value:
+        step = change.value - change.before
+        if later - change.value != step:
+            return None
+        place = replace(place, is_count=True)
+        return _effect("advance", place, lambda: place.put(place.now() + step))
+    if not change.is_plain or not _is_repeated(change, later):
+        return None
+    return _effect("keep", place, place.put) if key is not None else _effect("extend", place, place.extend)
+
+
+def in_turn(effect: Any, turns: RLock | None) -> Any:
+    """Return the function of a node that holds `turns` while it makes a change."""
+    if turns is None:
+        return effect
+
+    def write(*values: Any) -> None:
+        with turns:
+            effect(*values)
+
+    write.__name__ = write.__qualname__ = effect.__name__
+    write.place = effect.place  # type: ignore[attr-defined]
+    return write
+
+
+def _is_repeated(change: StateChange, later: Any) -> bool:
+    """Return whether the second call left what a node leaves at every run: a list gets items again, a set those that it has."""
+    if later is None:
+        return change.key is not None or isinstance(change.place.container, set)
+    if change.key is None and isinstance(change.place.container, set):
+        return False
+    pairs = zip(change.leaves, pytree.tree_leaves(later), strict=False)
+    is_alike = pytree.tree_structure(change.value) == pytree.tree_structure(later)
+    return is_alike and all(is_equal_leaf(one, other) for one, other in pairs)
+
+
+def _effect(name: str, place: EffectPlace, act: Any) -> Any:
+    """Return `act` as a function of this name with its `place`, which does nothing while muted and on fake tensors."""
+
+    def write(*values: Any) -> None:
+        if not _muted and active_fake_mode() is None:
+            act(*values)
+
+    write.__name__ = write.__qualname__ = name
+    write.place = place  # type: ignore[attr-defined]
+    return write
