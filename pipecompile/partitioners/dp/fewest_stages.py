@@ -12,38 +12,20 @@ algorithm for the shortest path problem with time windows", 1988.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipecompile.partitioners.dp.side_branches import JoinedBranches
-from pipecompile.partitioners.dp.stage_candidates import NEVER, Floats, Ints, StageCandidates
+from pipecompile.partitioners.dp.stage_candidates import NEVER, Ints, StageCandidates
+from pipecompile.partitioners.dp.stage_labels import LabelTable, StageLabels, undominated
 from pipecompile.partitioners.objective import TOLERANCE
 
 __all__ = ["FewestStages"]
 
-Counts = NDArray[np.int16]
-
 MAX_EXTENSIONS = 3_000_000
 """Stages that are put before labels for one target: some seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Label:
-    """Stages from a down-set to the end; `rest` is the label of the down-set after the first of them."""
-
-    down_set: int
-    n_stages: int
-    debt: float
-    copies: Counts
-    rest: _Label | None
-
-    def dominates(self, other: _Label) -> bool:
-        no_worse = self.n_stages <= other.n_stages and self.debt <= other.debt
-        return no_worse and bool((self.copies <= other.copies).all())
 
 
 class FewestStages:
@@ -82,12 +64,7 @@ class FewestStages:
         before, after = self.candidates.before[kept], self.candidates.after[kept]
         from_begin = self._stages_before(kept)
         kept = kept[from_begin[before] + 1 + self._stages_after(kept)[after] <= self.n_stages]
-        label = self._first_label(kept, from_begin, target, deadline)
-        boundaries = []
-        while label is not None:
-            boundaries.append(label.down_set)
-            label = label.rest
-        return boundaries or None
+        return self._boundaries(kept, from_begin, target, deadline)
 
     def _within(self, target: float) -> Ints:
         """Return the candidates with a load within the target."""
@@ -118,45 +95,38 @@ class FewestStages:
 
     # -- labels -------------------------------------------------------------------------------------------------------
 
-    def _first_label(self, kept: Ints, from_begin: Ints, target: float, deadline: float) -> _Label | None:
-        """Return the label of the empty down-set with the fewest stages."""
-        n, limit, starts, extended = len(from_begin), target * (1 + TOLERANCE), self._starts(kept), 0
-        labels: list[list[_Label]] = [[] for _ in range(n)]
-        labels[-1].append(_Label(n - 1, 0, self.loose, np.zeros(len(self.time), dtype=np.int16), None))
-        for i in reversed(range(1, n)):
-            stages = kept[starts[i] : starts[i + 1]]
-            for label in labels[i]:
-                extended += len(stages)
-                self._extend(label, stages, from_begin, limit, labels)
+    def _boundaries(self, kept: Ints, from_begin: Ints, target: float, deadline: float) -> list[int] | None:
+        """Return the boundaries of the path with the fewest stages."""
+        stages = kept[np.lexsort((-self.candidates.after[kept], self.candidates.before[kept]))]
+        starts = np.searchsorted(self.candidates.before[stages], np.arange(len(from_begin) + 1))
+        table = LabelTable(len(from_begin), StageLabels.of_end(self.loose, len(self.time)))
+        limit, extended = target * (1 + TOLERANCE), 0
+        for j in reversed(range(len(from_begin) - 1)):
+            own = stages[starts[j] : starts[j + 1]]
+            extended += int(table.count[self.candidates.after[own]].sum())
             if extended > MAX_EXTENSIONS or monotonic() > deadline:
                 self.is_complete = False
                 return None
-        return min(labels[0], key=lambda label: label.n_stages, default=None)
+            labels = self._extended(j, own, int(from_begin[j]), limit, table)
+            if len(labels):
+                table.add(j, labels.take(undominated(labels)))
+        first = slice(table.first[0], table.first[0] + table.count[0])
+        return table.trace(int(table.first[0] + np.argmin(table.labels.n_stages[first]))) if table.count[0] else None
 
-    def _extend(self, label: _Label, stages: Ints, from_begin: Ints, limit: float, labels: list[list[_Label]]) -> None:
-        """Put each of the stages that end where a label starts before it."""
-        before = self.candidates.before[stages]
-        slack = limit - self.candidates.load[stages] - self._sent_again(label, before)
-        debt = np.maximum(label.debt + np.where(slack < 0, -self.ratio, -1.0) * slack, 0.0)
-        n_left = self.n_stages - label.n_stages - 1
-        fits = (slack + self.relief[label.down_set] - self.relief[before] >= 0) & (from_begin[before] <= n_left)
-        fits &= self.candidates.table.work[before] + debt <= limit * n_left
-        for j, owed in zip(before[fits].tolist(), debt[fits].tolist(), strict=True):
-            receives = self.n_inside[label.down_set] > self.n_inside[j]
-            copies = np.where(self.has_source[j], label.copies + receives, 0).astype(np.int16)
-            _insert(labels[j], _Label(j, label.n_stages + 1, owed, copies, label))
-
-    def _sent_again(self, label: _Label, before: Ints) -> Floats:
-        """Return the seconds that stages from `before` send to the second and later receivers of their tensors."""
-        again = self.time * np.maximum(label.copies - 1, 0)
-        flows = np.flatnonzero(again)
-        seconds: Floats = ~self.has_source[np.ix_(before, flows)] @ again[flows]
-        return seconds
-
-
-def _insert(labels: list[_Label], label: _Label) -> None:
-    """Add a label unless another dominates it; drop those that it dominates."""
-    if any(other.dominates(label) for other in labels):
-        return
-    labels[:] = [other for other in labels if not label.dominates(other)]
-    labels.append(label)
+    def _extended(self, j: int, stages: Ints, n_before: int, limit: float, table: LabelTable) -> StageLabels:
+        """Return the labels of down-set j: each of the stages that begin there, before the labels of where it ends. `n_before` is the
+        fewest stages that make j.
+        """
+        ends = self.candidates.after[stages]
+        rows, places = table.rows_of(ends)
+        labels, ends = table.labels, ends[places]
+        again = self.time * np.maximum(labels.copies[rows] - 1, 0)
+        slack = limit - self.candidates.load[stages][places] - again @ ~self.has_source[j]
+        debt = np.maximum(labels.debt[rows] + np.where(slack < 0, -self.ratio, -1.0) * slack, 0.0)
+        n_left = self.n_stages - labels.n_stages[rows] - 1
+        fits = (slack + self.relief[ends] - self.relief[j] >= 0) & (n_before <= n_left)
+        fits &= self.candidates.table.work[j] + debt <= limit * n_left
+        rows, ends = rows[fits], ends[fits]
+        receives = self.n_inside[ends] > self.n_inside[j]
+        copies = np.where(self.has_source[j], labels.copies[rows] + receives, 0).astype(np.int16)
+        return StageLabels(labels.n_stages[rows] + 1, debt[fits], copies, rows)
