@@ -4,7 +4,7 @@
                          2       zbv, v-half, v-two-thirds, v-min, dualpipev, dualpipev-overlap: in a V; po-half: in a loop
                          any     gpipe, sequential, interleaved, llama3, looped-bfs, interleaved-zb, po-full, forward: in a loop;
                                  hanayo: to and fro
-    copies of each stage                 chimera: two, one per direction
+    copies of each stage                 chimera, dualpipe: two, one per direction
     slices of micro-batches              seq1f1b: one stage per device; seq1f1b-interleaved, terapipe: any number of stages
 
 `auto_schedule` (search/) finds a schedule for given costs and memory. Builders return actions only; passes add communication.

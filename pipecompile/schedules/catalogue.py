@@ -17,6 +17,7 @@ from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import DEFAULT_SLICES, chain_after, check_cells
 from pipecompile.schedules.checkpoint_window import build_checkpoint_window
 from pipecompile.schedules.chimera import build_chimera
+from pipecompile.schedules.dualpipe import build_dualpipe
 from pipecompile.schedules.dualpipev import build_dualpipev
 from pipecompile.schedules.dualpipev_overlap import build_dualpipev_overlap
 from pipecompile.schedules.eager_1f1b import build_eager_1f1b
@@ -138,6 +139,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "v-two-thirds": CatalogueEntry(build_v_two_thirds, 2, compared=False),
     "hanayo": CatalogueEntry(build_hanayo, compared=False),
     "chimera": CatalogueEntry(build_chimera, 1, compared=False, has_copies=True),
+    "dualpipe": CatalogueEntry(build_dualpipe, 1, compared=False, has_copies=True),
     "llama3": CatalogueEntry(build_llama3, compared=False),
     "dualpipev-overlap": CatalogueEntry(build_dualpipev_overlap, 2, compared=False),
     "po-half": CatalogueEntry(build_po_half, 2, compared=False),

@@ -81,7 +81,7 @@ def test_the_placement_is_a_loop_or_a_v_or_to_and_fro_and_can_be_asked_for(name:
 def test_the_schedules_that_searches_compare() -> None:
     """One in as little memory and as fast as each of the others is among them."""
     assert set(CATALOGUE) - set(compared_names()) == {
-        "sequential", "gpipe-remat", "ooo-backprop", "2bp", "zb-1p", "zb-2p", "checkpoint-window", "mario", "v-two-thirds", "hanayo", "chimera",
+        "sequential", "gpipe-remat", "ooo-backprop", "2bp", "zb-1p", "zb-2p", "checkpoint-window", "mario", "v-two-thirds", "hanayo", "chimera", "dualpipe",
         "llama3", "dualpipev-overlap", "po-half", "po-full", "seq1f1b", "seq1f1b-interleaved", "terapipe", "forward",
     }  # fmt: skip
 

@@ -33,6 +33,7 @@ DRAWN = {
     "v-two-thirds": ("v_two_thirds", 6, 5, 3),
     "hanayo": ("hanayo", 4, 3, 2),
     "chimera": ("chimera", 2, 4, 2),
+    "dualpipe": ("dualpipe", 4, 8, 4),
     "llama3": ("llama3", 4, 8, 2),
     "dualpipev-overlap": ("dualpipev_overlap", 4, 5, 2),
     "po-half": ("po_half", 4, 4, 2),

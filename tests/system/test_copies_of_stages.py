@@ -88,16 +88,18 @@ def _loop(model: nn.Module, x: Tensor, target: Tensor) -> float:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("n_stages", [2, 3])
+@pytest.mark.parametrize(("schedule", "n_stages"), [("chimera", 2), ("chimera", 3), ("dualpipe", 2), ("dualpipe", 4)])
 @pytest.mark.parametrize("kind", MODELS)
-def test_steps_equal_the_plain_loop(kind: type[nn.Module], n_stages: int, options: dict[str, Any]) -> None:
+def test_steps_equal_the_plain_loop(
+    kind: type[nn.Module], schedule: str, n_stages: int, options: dict[str, Any]
+) -> None:
     if kind is Remembers and "dispatch" in options:
         pytest.skip("what another stage leaves may be of another micro-batch in threads")
     model, other, (x, target) = _model(kind), _model(kind), _batch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pc.RecordingWarning)
         pipe = pc.compile(
-            model, n_stages, example_args=(x,), n_microbatches=M, loss_fn=F.cross_entropy, schedule="chimera",
+            model, n_stages, example_args=(x,), n_microbatches=M, loss_fn=F.cross_entropy, schedule=schedule,
             cost="analytic", **options,
         )  # fmt: skip
         optimizers = [torch.optim.SGD(one.parameters(), 0.1, momentum=0.9) for one in (model, other)]

@@ -7,6 +7,7 @@ Another micro-batch may run its forward before the backward of this one. A value
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -29,6 +30,7 @@ class BackwardReads:
 
     def __init__(self, stages: dict[int, _LeftKeys], *, threaded: bool = False) -> None:
         self._stages, self._threaded = stages, threaded
+        self._ends = Counter[int]()  # per micro-batch, the backwards that this is around
 
     @classmethod
     def of(cls, cells: Sequence[Cell | VariantCell], *, threaded: bool = False) -> BackwardReads:
@@ -55,8 +57,9 @@ class BackwardReads:
         return noting
 
     def _reading(self, run: Run, action: Action, stages: Sequence[int]) -> Run:
-        keys = [(stage, action.microbatch) for stage in stages]
-        is_last = action.kind is Kind.BACKWARD and (self._threaded or action.stage == 0)
+        microbatch = action.microbatch
+        keys, is_end = [(stage, microbatch) for stage in stages], action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
+        self._ends[microbatch] += is_end
 
         def reading(frame: Frame) -> None:
             replaced = [one for key in keys for one in _replace(frame, key)]
@@ -66,10 +69,21 @@ class BackwardReads:
                 for container, name, own, now in replaced:
                     if value_at(container, name) is own:
                         put_value(container, name, now)
-            for key in keys if is_last else ():
-                _forget(frame, key)
+            if is_end and (self._threaded or self._is_last(frame, action)):
+                for key in keys:
+                    _forget(frame, key)
 
         return reading if stages else run
+
+    def _is_last(self, frame: Frame, action: Action) -> bool:
+        """Note a backward that is over. Return whether it was the last one of its micro-batch: not all stages wait for each other."""
+        over = frame.kept.setdefault((_OVER, action.microbatch), {})
+        over[action.stage, None] = {}, None
+        return len(over) == self._ends[action.microbatch]
+
+
+_OVER = -1
+"""Place of a stage in the keys of `Frame.kept`: the backwards of a micro-batch that are over."""
 
 
 class _LeftKeys:
