@@ -108,11 +108,12 @@ def found_directions(rows: Sequence[Sequence[Action]], n_stages: int) -> tuple[D
             is_whole = action.kind in SHARDING or action.microbatch == NO_MICROBATCH
             if is_whole or device_of.setdefault((action.microbatch, action.stage), device) != device:
                 return None
+    microbatches = sorted({microbatch for microbatch, _ in device_of})
+    if len(device_of) != len(microbatches) * n_stages:
+        return None
     found: dict[Placement, list[int]] = {}
-    for microbatch in sorted({microbatch for microbatch, _ in device_of}):
-        placement = tuple(device_of.get((microbatch, stage), -1) for stage in range(n_stages))
-        if -1 in placement:
-            return None
+    for microbatch in microbatches:
+        placement = tuple(device_of[microbatch, stage] for stage in range(n_stages))
         found.setdefault(placement, []).append(microbatch)
     if len({frozenset(placement) for placement in found}) > 1:
         return None  # on other devices it is a copy of the pipeline, or a mistake

@@ -59,6 +59,11 @@ def test_a_stage_on_two_devices_is_refused(rows: list[list[str]]) -> None:
         pc.Schedule.from_rows(rows)
 
 
+def test_a_stage_of_a_high_number_is_refused_at_once() -> None:
+    with pytest.raises(ScheduleError, match="stage 0 is on device 0 and on device 1"):
+        pc.Schedule.from_rows([["0F0", "0B0", "999999999F1"], ["0F1", "0B1"]])
+
+
 def test_the_text_of_a_program_has_the_directions() -> None:
     from pipecompile.ir.program_text import parse_program
 
