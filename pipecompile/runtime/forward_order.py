@@ -12,26 +12,38 @@ from pipecompile.ir import Action, Kind
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 
-__all__ = ["order_warning"]
+__all__ = ["Order", "order_warning", "orders_unlike_the_loop"]
+
+Order = tuple[int, ...] | None
+"""The order in which a stage runs the forwards of micro-batches. None if it has copies in several threads, and so no order."""
 
 _SHOWN = 6
 """Micro-batches of an order that a warning shows."""
 
 
-def order_warning(actions: Iterable[Action], cells: Sequence[Cell | VariantCell], names: Mapping[int, str]) -> str:
-    """Return a warning if a stage writes state in another order of micro-batches than the plain loop; "" if none does.
-
-    `actions` are in the order in which they run, at least those of one stage; `names` are those of the buffers that count, by id.
+def orders_unlike_the_loop(actions: Iterable[Action], places: Mapping[int, int]) -> dict[int, Order]:
+    """Return the orders of the stages that do not run the forwards of micro-batches as the plain loop does. `actions` are in the order in
+    which they run, at least those of one stage. `places` has, by stage, the number of threads that run it.
     """
     orders: dict[int, list[int]] = {}
     for one in actions:
         if one.kind is Kind.FORWARD:
             orders.setdefault(one.stage, []).append(one.microbatch)
-    for stage, order in sorted(orders.items()):
-        if order != sorted(order) and (written := _written(cells[stage], names)):
-            shown = ", ".join(map(str, order[:_SHOWN])) + ", ..." * (len(order) > _SHOWN)
+    apart = {stage for stage, count in places.items() if count > 1}
+    found = {stage: None if stage in apart else tuple(order) for stage, order in sorted(orders.items())}
+    return {stage: order for stage, order in found.items() if order is None or list(order) != sorted(order)}
+
+
+def order_warning(orders: Mapping[int, Order], cells: Sequence[Cell | VariantCell], names: Mapping[int, str]) -> str:
+    """Return a warning if a stage with one of these orders writes state; "" if none does. `names` are those of the buffers that count, by
+    id.
+    """
+    for stage, order in orders.items():
+        if written := _written(cells[stage], names):
+            shown = "in which threads come to them" if order is None else ", ".join(map(str, order[:_SHOWN]))
+            more = ", ..." * (order is not None and len(order) > _SHOWN)
             return (
-                f"stage {stage} runs the forwards of micro-batches in the order {shown}, and writes {written}: what it leaves is not what"
+                f"stage {stage} runs the forwards of micro-batches in the order {shown}{more}, and writes {written}: what it leaves is not what"
                 " the plain loop leaves. Try a schedule that runs micro-batches in order; or, for BatchNorm, batch_norm='deferred'"
             )
     return ""
