@@ -21,6 +21,7 @@ from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs, with_cuda_graphs
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.executable import Executable, ProgramBinding
+from pipecompile.settings.direction_choice import check_directions
 from pipecompile.simulation.simulator import simulate
 
 __all__ = [
@@ -53,7 +54,7 @@ def step_schedule(
     """Return the order of actions of a step, for values that move along `routes`, by default those of the specialization.
 
     A schedule may put stages on other pipeline devices than the plan, if these share the memory of the parameters: the plan follows it.
-    Raises ScheduleError if they do not.
+    Raises ScheduleError if they do not, and if the options exclude the schedule.
     """
     if routes is None and n_microbatches in specialization.schedules:
         return specialization.schedules[n_microbatches]
@@ -66,6 +67,7 @@ def step_schedule(
             why=f"the plan has them on {plan.placement}, and their parameters are there",
             hint="compile with this schedule, without the plan",
         )
+    check_directions(schedule, options)  # of other numbers of micro-batches, it may have more copies of the stages
     if is_own:
         if schedule.placement != plan.placement:
             specialization.plan = replace(plan, placement=schedule.placement)

@@ -90,9 +90,9 @@ def check_one_direction(
 ) -> None:
     """Raise ScheduleError for a schedule with several copies of its stages, which `what` does not support."""
     if subject.directions:
-        name = getattr(subject, "name", "the program")
+        name = shown(subject.name) if hasattr(subject, "name") else "the program"
         raise ScheduleError(
-            f"{shown(name)} has {len(subject.directions) + 1} copies of each stage, and {what}",
+            f"{name} has {len(subject.directions) + 1} copies of each stage, and {what}",
             why=f"micro-batches of the second one run on devices {subject.directions[0].placement}",
             hint=hint,
         )
