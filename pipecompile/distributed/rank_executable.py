@@ -137,7 +137,10 @@ class RankExecutable(Executable):
         assert workers is None
         error, before = None, self.updates.before()
         self._held[False].warn_of((*before.hooked, *before.watched), _HOOK_ADVICE)
-        with self._blaming(), ExitStack() as after, self._old.hidden(self._absent), self.tied.unhooked():
+        with (
+            self._blaming(), ExitStack() as after, self._old.hidden(self._absent), self.tied.unhooked(),
+            self.orders.loss_watched(threaded=False),
+        ):  # fmt: skip
             try:
                 if code.streams is not None:
                     code.streams.fork(frame)

@@ -14,7 +14,6 @@ from torch import fx
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program
-from pipecompile.ir.directions import all_placements
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.backward_draws import BackwardDraws, WatchingBuilder
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
@@ -25,7 +24,7 @@ from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.draw_order import Draws
 from pipecompile.runtime.forward_draws import ForwardDraws
-from pipecompile.runtime.forward_order import Order, order_warning, orders_unlike_the_loop
+from pipecompile.runtime.forward_order import ForwardOrders
 from pipecompile.runtime.held_hooks import HeldHooks
 from pipecompile.runtime.hooked_updates import Before, HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code, bind
@@ -75,7 +74,7 @@ class Executable:
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
         self._held = {threaded: HeldHooks(self.program, self.cells) for threaded in (False, True)}
         self._warnings: dict[tuple[bool, Draws], str] = {}
-        self._orders: dict[bool, dict[int, Order]] = {}
+        self.orders = ForwardOrders(self.program, self.cells)
 
     @property
     def _graphs(self) -> list[fx.GraphModule]:
@@ -115,32 +114,11 @@ class Executable:
         actions = [action for d, i in self.inline.order if (action := self.program.rows[d][i].action) is not None]
         return "" if not threaded and draws.is_that_of_the_loop(actions) else draws.warning(threaded=threaded)
 
-    def _warn_of_order(self, *, threaded: bool) -> None:
-        """Warn once if a stage writes state, and does not run the forwards of micro-batches in the order of the plain loop."""
-        if threaded not in self._orders:
-            self._orders[threaded] = self._orders_of_forwards(threaded=threaded)
-        if not self._orders[threaded]:
-            return
+    def _updated_buffers(self) -> dict[int, str]:
+        """Return the names of the buffers that forwards may write, by id: all but those of deferred layers."""
         deferred = {id(buffer) for norm in self.norms.norms for buffer in norm.layer.buffers()}
         named = (pair for graph in (self.graph, *self._graphs) for pair in graph.named_buffers())
-        names = {id(one): name for name, one in named if id(one) not in deferred}
-        if text := order_warning(self._orders[threaded], self.cells, names):
-            self._orders[threaded] = {}
-            warn(text, RecordingWarning)
-
-    def _orders_of_forwards(self, *, threaded: bool) -> dict[int, Order]:
-        """Return the orders of the stages that do not run forwards as the plain loop does. Copies of a stage run in the order of one
-        thread, or have a thread each.
-        """
-        rows, has_copies = self.program.rows, bool(self.program.directions)
-        places = (
-            self.inline.order
-            if has_copies and not threaded
-            else ((d, i) for d, row in enumerate(rows) for i in range(len(row)))
-        )
-        actions = (action for d, i in places if (action := rows[d][i].action) is not None)
-        threads = (len({*devices}) if threaded else 1 for devices in zip(*all_placements(self.program), strict=True))
-        return orders_unlike_the_loop(actions, dict(enumerate(threads)))
+        return {id(one): name for name, one in named if id(one) not in deferred}
 
     @cached_property
     def left_places(self) -> tuple[LeftPlaces, ...]:
@@ -191,7 +169,7 @@ class Executable:
         """Return a frame for one mini-batch with micro-batches of these sizes, in samples. Refresh mirrors and cells for the run. Warn if
         what forwards write comes out in another order than in the plain loop.
         """
-        self._warn_of_order(threaded=threaded)
+        self.orders.warn_of_stages(self._updated_buffers, lambda: self.inline.order, threaded=threaded)
         self.mirrors.refresh()
         if self.norms.norms:
             self.norms.begin()
@@ -228,7 +206,7 @@ class Executable:
         is_half = any(code is half for half in self.__dict__.get("halves", ()))  # of `pipe(x)`: autograd runs the hooks
         before = None if is_half else self.updates.before()
         try:
-            with self._holding(code, before):
+            with self._holding(code, before), self.orders.loss_watched(threaded=code.threaded):
                 self._launch(code, frame, workers)
         except InstructionFailure as failure:
             error = self.explained(failure, frame)

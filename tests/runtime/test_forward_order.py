@@ -80,6 +80,39 @@ def test_copies_of_a_stage_in_threads_have_no_order() -> None:
         _step_of_copies(dispatch="threads")
 
 
+class _Counts:
+    """A loss that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return F.cross_entropy(output, target) * self.calls
+
+
+class _Holds(_Counts):
+    """A loss that counts nothing."""
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, target) * (1 + self.calls)
+
+
+@pytest.mark.parametrize(("kind", "warns"), [(_Counts, True), (_Holds, False)])
+@pytest.mark.parametrize(
+    "options", [{"schedule": TURNED}, {"schedule": COPIES, "dispatch": "threads"}], ids=["turned", "copies"]
+)
+def test_a_loss_with_state_is_warned_of(kind: type[_Counts], warns: bool, options: dict[str, Any]) -> None:
+    """The losses of micro-batches were swapped without a word."""
+    pipe = pc.compile(_model().eval(), 2, n_microbatches=4, loss_fn=kind(), cost="analytic", **options)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            pipe.step(torch.randn(8, 6), target=torch.randint(3, (8,)))
+    texts = [str(one.message) for one in given if "and writes what the loss leaves" in str(one.message)]
+    assert len(texts) == warns, given
+
+
 class _Lengths(nn.Module):
     """Statistics, and another way for long sequences, of which there is a recording of its own."""
 
