@@ -39,7 +39,7 @@ class _Running(local):
 class LeftTensors:
     """Takes care of the tensors that the stages of a program leave. `places` has, by stage, where each may leave some; empty if the loss
     reads no objects. The state of a run is in `Frame.left`: (stage, micro-batch) to what its forward has left. Threads take turns:
-    no stage leaves a tensor while the loss reads, and whoever else changes what is in the places takes `turns` too.
+    no stage leaves a tensor while the loss reads, and code that changes what is in the places takes `turns` too.
     """
 
     def __init__(self, places: dict[int, LeftPlaces], last: int) -> None:
