@@ -33,6 +33,7 @@ from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.distributed.value_transport import StepState, ValueTransport
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import LOSS, SHARDING, UNTRAINED, Kind
+from pipecompile.ir.directions import check_one_direction
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.executable import Executable, ProgramBinding
@@ -74,6 +75,7 @@ class RankExecutable(Executable):
                 why=f"the plan has them on {placement}, and their parameters are there",
                 hint="compile(..., schedule=...) with this schedule",
             )
+        check_one_direction(binding.program, "a rank has the parameters of its own stages alone")
         super().__init__(binding)
         self.communicator, self.device, self._agreed = communicator, communicator.ranks.index, -1
         self.values, self.replicas, self._old = values, replicas, old_values or OldValues(dict)
@@ -135,7 +137,10 @@ class RankExecutable(Executable):
         assert workers is None
         error, before = None, self.updates.before()
         self._held[False].warn_of((*before.hooked, *before.watched), _HOOK_ADVICE)
-        with self._blaming(), ExitStack() as after, self._old.hidden(self._absent), self.tied.unhooked():
+        with (
+            self._blaming(), ExitStack() as after, self._old.hidden(self._absent), self.tied.unhooked(),
+            self.orders.loss_watched(threaded=False),
+        ):  # fmt: skip
             try:
                 if code.streams is not None:
                     code.streams.fork(frame)

@@ -187,5 +187,6 @@ class Inspection:
 
         limit = self.memory_limit
         limits = () if limit is None else limit if isinstance(limit, tuple) else (limit,) * len(self.plan.devices)
-        kinds = memory_by_kind(self.graph, self.plan, predicted.peak_memory, self.optimizer_state)
+        own = self.graph, self.plan, predicted.peak_memory, self.optimizer_state
+        kinds = memory_by_kind(*own, self.program.directions)
         return MemoryFigures(with_step_graph(kinds, self.program) if self.is_one_graph else kinds, limits)

@@ -179,6 +179,7 @@ class ListedSteps:
         frame = executable.frame(sizes, arrivals, threaded=threaded)
         frame.recordings = program.recordings
         executable.run(executable.code(threaded=threaded), frame, self.dispatcher.workers(threaded=threaded))
+        self.cache.context.warnings.drawn(executable.draw_warning(threaded=threaded))
         return frame
 
     def _finish(self, program: ListedProgram, frame: Frame) -> None:

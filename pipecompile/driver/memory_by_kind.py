@@ -1,6 +1,6 @@
 """Bytes of each device at the peak of a predicted step, by kind.
 
-parameters    of all stages of the device, each once
+parameters    of all stages of the device, and of all copies of stages, each once
 gradients     of those that are trained
 optimizer     as many copies of these as the optimizer keeps
 buffers       what a module holds beside parameters
@@ -18,6 +18,7 @@ from torch import nn
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.ir import HOST, Op, Program
+from pipecompile.ir.directions import Direction
 from pipecompile.ir.plan import Plan
 from pipecompile.torch_private.storages import footprint
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -26,16 +27,23 @@ __all__ = ["memory_by_kind", "with_step_graph"]
 
 
 def memory_by_kind(
-    graph: TracedGraph, plan: Plan, activations: Sequence[float], optimizer_state: int
+    graph: TracedGraph,
+    plan: Plan,
+    activations: Sequence[float],
+    optimizer_state: int,
+    directions: Sequence[Direction] = (),
 ) -> dict[str, list[float]]:
     """Return kind -> bytes of each device, in the order of the table above, without the last.
 
-    `activations` are bytes per device. `optimizer_state` is the number of tensors that the optimizer keeps per parameter.
+    `activations` are bytes per device. `optimizer_state` is the number of tensors that the optimizer keeps per parameter. `directions`
+    have further copies of all stages.
     """
     held: list[dict[int, torch.Tensor]] = [{} for _ in plan.devices]
+    placements = plan.placement, *(direction.placement for direction in directions)
     for node in compute_nodes(graph):
-        own = held[plan.placement[plan.stage_of[node.name]]]
-        own.update({id(tensor): tensor for tensor in held_tensors(graph, node)})
+        tensors = {id(tensor): tensor for tensor in held_tensors(graph, node)}
+        for placement in placements:
+            held[placement[plan.stage_of[node.name]]].update(tensors)
     parameters = [[t for t in own.values() if isinstance(t, nn.Parameter)] for own in held]
     gradients = [_bytes(t for t in own.values() if t.requires_grad) for own in held]
     buffers = [_bytes(t for t in own.values() if not isinstance(t, nn.Parameter)) for own in held]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from pipecompile.driver.specialization import Specialization
-from pipecompile.errors import RecordingWarning, ScheduleError
+from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.training_routes import training_routes
@@ -21,9 +21,8 @@ from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs, with_cuda_graphs
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.executable import Executable, ProgramBinding
-from pipecompile.runtime.forward_order import order_warning
+from pipecompile.settings.direction_choice import check_directions
 from pipecompile.simulation.simulator import simulate
-from pipecompile.tracing.user_source import warn
 
 __all__ = [
     "breadth_first", "call_executable", "call_parts", "check_step", "forward_schedule", "lower_run", "lower_step", "step_executable", "step_parts",
@@ -55,7 +54,7 @@ def step_schedule(
     """Return the order of actions of a step, for values that move along `routes`, by default those of the specialization.
 
     A schedule may put stages on other pipeline devices than the plan, if these share the memory of the parameters: the plan follows it.
-    Raises ScheduleError if they do not.
+    Raises ScheduleError if they do not, and if the options exclude the schedule.
     """
     if routes is None and n_microbatches in specialization.schedules:
         return specialization.schedules[n_microbatches]
@@ -68,6 +67,7 @@ def step_schedule(
             why=f"the plan has them on {plan.placement}, and their parameters are there",
             hint="compile with this schedule, without the plan",
         )
+    check_directions(schedule, options)  # of other numbers of micro-batches, it may have more copies of the stages
     if is_own:
         if schedule.placement != plan.placement:
             specialization.plan = replace(plan, placement=schedule.placement)
@@ -98,11 +98,6 @@ def _new_step(specialization: Specialization, n_microbatches: int, with_target: 
     schedule = (step_schedule if is_step else forward_schedule)(specialization, n_microbatches)
     lowered = lower_step if is_step else lower_run
     program = log.run("lower", lowered, specialization, schedule, routes, describe=_instructions)
-    deferred = {id(buffer) for norm in specialization.norms.norms for buffer in norm.layer.buffers()}
-    names = {id(one): name for name, one in specialization.graph.named_buffers() if id(one) not in deferred}
-    actions = (one.action for row in program.rows for one in row if one.action is not None)
-    if text := order_warning(actions, cells, names):
-        warn(text, RecordingWarning)
     return log.run("bind", _bind, specialization, program, cells)
 
 

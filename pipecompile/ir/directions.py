@@ -20,7 +20,7 @@ from pipecompile.ir.shown_value import shown
 
 __all__ = [
     "Direction", "all_placements", "check_one_direction", "copies_placed", "directions_fault", "found_directions", "placement_of",
-    "stages_on",
+    "stage_devices", "stages_on",
 ]  # fmt: skip
 
 Placement = tuple[int, ...]
@@ -62,7 +62,12 @@ def placement_of(subject: _Placed) -> Mapping[int, Placement]:
 
 def copies_placed(subject: _Placed) -> Placement:
     """Return the devices of all copies of all stages."""
-    return tuple(chain.from_iterable(map(set, zip(*all_placements(subject), strict=False))))
+    return tuple(chain.from_iterable(stage_devices(subject)))
+
+
+def stage_devices(subject: _Placed) -> list[Placement]:
+    """Return, per stage, the devices of its copies, that of `subject.placement` first."""
+    return [tuple(dict.fromkeys(own)) for own in zip(*all_placements(subject), strict=False)]
 
 
 def stages_on(subject: _Placed, n_devices: int) -> list[list[int]]:
@@ -90,9 +95,9 @@ def check_one_direction(
 ) -> None:
     """Raise ScheduleError for a schedule with several copies of its stages, which `what` does not support."""
     if subject.directions:
-        name = getattr(subject, "name", "the program")
+        name = shown(subject.name) if hasattr(subject, "name") else "the program"
         raise ScheduleError(
-            f"{shown(name)} has {len(subject.directions) + 1} copies of each stage, and {what}",
+            f"{name} has {len(subject.directions) + 1} copies of each stage, and {what}",
             why=f"micro-batches of the second one run on devices {subject.directions[0].placement}",
             hint=hint,
         )

@@ -20,6 +20,7 @@ from typing import Unpack
 
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, UNTRAINED, Action, Kind, Route, Schedule
+from pipecompile.ir.directions import check_one_direction
 from pipecompile.ir.input_checks import amounts, whole
 from pipecompile.ir.overlap import grouped
 from pipecompile.passes.memory_fit import check_schedule, checked_stages, does_not_fit, first_over
@@ -27,6 +28,8 @@ from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.simulator import simulate
 
 __all__ = ["insert_sharding", "shard_to_fit"]
+
+_OF_ONE = "an UNSHARD, a RESHARD and a REDUCE_GRAD are of one"
 
 _ADDING = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
 _WITHOUT_PARAMETERS = (*SHARDING, Kind.OFFLOAD, Kind.RELOAD)
@@ -37,9 +40,10 @@ def insert_sharding(schedule: Schedule, stages: Collection[int] | None = None, *
 
     UNSHARD comes `ahead` blocks before the block that needs it, and a stage stays gathered that the next `ahead` blocks need. Stages with
     such actions stay as they are. Raise InputError for what is no schedule, no collection of stages or no number of blocks, ScheduleError
-    for a stage that is not there, and VerifyError if the schedule is not legal.
+    for a stage that is not there and for several copies of stages, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, None)
+    check_one_direction(schedule, _OF_ONE)
     wanted = frozenset(range(schedule.n_stages)) if stages is None else checked_stages(stages, schedule.n_stages)
     rows = _residences(schedule, wanted, whole("ahead", ahead, 0))
     for row in rows:
@@ -59,9 +63,10 @@ def shard_to_fit(
     Without need a stage is gathered once, and freed after its last action. `memory_limit` is in bytes, one number or one per device; it
     counts what `simulate` counts with these costs: gathered parameters, gradients, what stages save, and `parameter_bytes`, here of the
     shards. Raise InfeasibleError if nothing more can be freed, InputError for what is no schedule and for a cost or a limit that is no
-    number, and VerifyError if the schedule is not legal.
+    number, ScheduleError for several copies of stages, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, routes)
+    check_one_direction(schedule, _OF_ONE)
     limit = amounts("memory_limit", memory_limit, schedule.n_devices, "device")
     if costs.get("unsharded_bytes") is None:
         why, hint = "without it no parameter takes memory", "unsharded_bytes=[...] per stage"

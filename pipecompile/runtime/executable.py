@@ -24,6 +24,7 @@ from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.draw_order import Draws
 from pipecompile.runtime.forward_draws import ForwardDraws
+from pipecompile.runtime.forward_order import ForwardOrders
 from pipecompile.runtime.held_hooks import HeldHooks
 from pipecompile.runtime.hooked_updates import Before, HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code, bind
@@ -65,13 +66,20 @@ class Executable:
         self.graph, self.mirrors, self.norms = binding.graph, binding.mirrors, binding.norms
         self.peaks, self.partitions = binding.peaks, tuple(binding.partitions)
         self.step_graphs = binding.step_graphs
-        graphs = [graph for cell in self.cells if isinstance(cell, VariantCell) for graph in cell.graphs.values()]
-        self.parameters = tuple(dict.fromkeys(own for graph in (self.graph, *graphs) for own in graph.parameters()))
+        self.parameters = tuple(
+            dict.fromkeys(own for graph in (self.graph, *self._graphs) for own in graph.parameters())
+        )
         self.updates = HookedUpdates(self.parameters, self.program, read_state(self.cells), holds=True)
         self.backward_draws, self.forward_draws = BackwardDraws(), ForwardDraws()
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
         self._held = {threaded: HeldHooks(self.program, self.cells) for threaded in (False, True)}
         self._warnings: dict[tuple[bool, Draws], str] = {}
+        self.orders = ForwardOrders(self.program, self.cells)
+
+    @property
+    def _graphs(self) -> list[fx.GraphModule]:
+        """The recordings of cells of several."""
+        return [graph for cell in self.cells if isinstance(cell, VariantCell) for graph in cell.graphs.values()]
 
     @cached_property
     def is_ordered(self) -> bool:
@@ -105,6 +113,12 @@ class Executable:
             return ""
         actions = [action for d, i in self.inline.order if (action := self.program.rows[d][i].action) is not None]
         return "" if not threaded and draws.is_that_of_the_loop(actions) else draws.warning(threaded=threaded)
+
+    def _updated_buffers(self) -> dict[int, str]:
+        """Return the names of the buffers that forwards may write, by id: all but those of deferred layers."""
+        deferred = {id(buffer) for norm in self.norms.norms for buffer in norm.layer.buffers()}
+        named = (pair for graph in (self.graph, *self._graphs) for pair in graph.named_buffers())
+        return {id(one): name for name, one in named if id(one) not in deferred}
 
     @cached_property
     def left_places(self) -> tuple[LeftPlaces, ...]:
@@ -152,7 +166,10 @@ class Executable:
         return first, second
 
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
-        """Return a frame for one mini-batch with micro-batches of these sizes, in samples. Refresh mirrors and cells for the run."""
+        """Return a frame for one mini-batch with micro-batches of these sizes, in samples. Refresh mirrors and cells for the run. Warn if
+        what forwards write comes out in another order than in the plain loop.
+        """
+        self.orders.warn_of_stages(self._updated_buffers, lambda: self.inline.order, threaded=threaded)
         self.mirrors.refresh()
         if self.norms.norms:
             self.norms.begin()
@@ -189,7 +206,7 @@ class Executable:
         is_half = any(code is half for half in self.__dict__.get("halves", ()))  # of `pipe(x)`: autograd runs the hooks
         before = None if is_half else self.updates.before()
         try:
-            with self._holding(code, before):
+            with self._holding(code, before), self.orders.loss_watched(threaded=code.threaded):
                 self._launch(code, frame, workers)
         except InstructionFailure as failure:
             error = self.explained(failure, frame)

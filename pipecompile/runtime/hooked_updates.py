@@ -59,7 +59,11 @@ class Before:
 
 
 def is_loop(program: Program) -> bool:
-    """Return whether each stage runs the backward of a micro-batch before the forward of the next, as a loop does."""
+    """Return whether each stage runs the backward of a micro-batch before the forward of the next, as a loop does. Copies of a stage
+    have micro-batches in flight beside each other.
+    """
+    if program.directions:
+        return False
     open_stages: set[int] = set()
     ends = {Kind.BACKWARD, Kind.WEIGHT_GRAD}
     for action in (one.action for row in program.rows for one in row if one.action is not None):

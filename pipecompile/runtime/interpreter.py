@@ -101,12 +101,12 @@ class CodeBuilder:
     ) -> None:
         self.program, self.cells, self.devices = program, cells, devices
         self.streams, self.threaded, self.joins = streams or DeviceStreams(devices), threaded, joins
-        self.is_launched, self.received = False, set[int]()
+        self.locks, self.is_launched, self.received = StageLocks(program, threaded=threaded), False, set[int]()
         self.registers, self.channels = dict[object, int](), dict[object, int]()
         self.links, self.divided = dict[tuple[int, int], Link](), dict[int, DividedBackward]()
         self.recomputes = Kind.RECOMPUTE in {i.action.kind for row in program.rows for i in row if i.action is not None}
-        self.left, self.kept = LeftTensors.of(cells), BackwardReads.of(cells, threaded=threaded)
-        self.locks = StageLocks(program, threaded=threaded)
+        self.left = LeftTensors.of(cells)
+        self.kept = BackwardReads.of(cells, self.left.turns, threaded=threaded)
         self.log = ChangeLog() if self.recomputes else None
         self.recomputes = self.recomputes or any(effects.redraws for cell in cells for effects in cell.all_effects)
 

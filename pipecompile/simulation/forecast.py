@@ -19,6 +19,7 @@ from typing import Unpack
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Program, Route, Schedule
+from pipecompile.ir.directions import stage_devices
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import amount, amounts, whole
 from pipecompile.ir.shown_value import shown
@@ -89,6 +90,7 @@ def forecast(
     `reduction`: seconds per stage to reduce its gradients among copies of the pipeline. It begins after the last action of the
     stage and the collective of its REDUCE_GRAD, beside what its device still computes, on links of its own; a device reduces one stage at a time. `optimizer`: seconds
     per stage of the optimizer step, after the last action of its device, once the gradients are reduced and those of ties are added.
+    Several copies of a stage reduce its gradients together, after the last action of all, and each has an optimizer step.
 
     `rendezvous`: in each SEND and RECV of a program, both devices wait until the transfer is over. By default receives are posted early and
     sends are buffered, as the runtime does.
@@ -119,15 +121,14 @@ def forecast(
     )
     times = _run(subject, tasks, checked, slowness)
     timeline = make_timeline(subject, tasks, times)
-    spans = _after_the_pipeline(tasks, times, subject.placement, *after)
+    homes = stage_devices(subject)
+    spans = _after_the_pipeline(tasks, times, homes, *after)
     results = []
     seconds, delays = tasks.seconds, tasks.delays
     for _ in range(count if deviation else 0):
         tasks.seconds, tasks.delays = (_drawn(each, deviation, random) for each in (seconds, delays))
         drawn = _run(subject, tasks, checked, slowness)
-        rest = _after_the_pipeline(
-            tasks, drawn, subject.placement, *(_drawn(each, deviation, random) for each in after)
-        )
+        rest = _after_the_pipeline(tasks, drawn, homes, *(_drawn(each, deviation, random) for each in after))
         results.append(max([drawn.makespan, *(span.end for span in rest)]))
     return StepForecast(replace(timeline, spans=(*timeline.spans, *spans)), tuple(results))
 
@@ -182,15 +183,20 @@ def _drawn(seconds: Sequence[float], deviation: float, random: Random) -> list[f
 
 
 def _after_the_pipeline(
-    tasks: TaskGraph, times: Times, placement: Sequence[int], reduction: Sequence[float], optimizer: Sequence[float]
+    tasks: TaskGraph,
+    times: Times,
+    homes: Sequence[Sequence[int]],
+    reduction: Sequence[float],
+    optimizer: Sequence[float],
 ) -> list[Span]:
-    """Return the spans of reductions and optimizer steps that take time."""
-    reduced = reduction_times(gradient_ends(tasks, times), placement, reduction)
-    steps = optimizer_times(reduced, row_ends(tasks, times), placement, optimizer)
-    return [*_spans(REDUCE, "gradients", reduced, placement), *_spans(COMPUTE, "optimizer", steps, placement)]
+    """Return the spans of reductions and optimizer steps that take time. `homes` has the devices of each stage."""
+    reduced = reduction_times(gradient_ends(tasks, times), homes, reduction)
+    steps = optimizer_times(reduced, row_ends(tasks, times), homes, optimizer)
+    on_devices = {(stage, device): ends for stage, ends in reduced.items() for device in homes[stage]}
+    return [*_spans(REDUCE, "gradients", on_devices), *_spans(COMPUTE, "optimizer", steps)]
 
 
-def _spans(track: str, name: str, times: dict[int, tuple[float, float]], placement: Sequence[int]) -> Iterator[Span]:
-    for stage, (begin, end) in times.items():
+def _spans(track: str, name: str, times: dict[tuple[int, int], tuple[float, float]]) -> Iterator[Span]:
+    for (stage, device), (begin, end) in times.items():
         if end > begin:
-            yield Span(placement[stage], track, f"{name} {stage}", begin, end)
+            yield Span(device, track, f"{name} {stage}", begin, end)

@@ -7,6 +7,7 @@ reduces             [stage 2 ──────]  [stage 0]        one after the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from pipecompile.ir import Kind
 from pipecompile.simulation.task_graph import TaskGraph, Times
@@ -43,30 +44,33 @@ def reduced_makespan(ends: Mapping[int, float], placement: Sequence[int], second
     `ends` has the seconds at which the gradients of each stage are complete, `seconds` those of its reduction. A device reduces its
     stages one after the other, in the order in which they are complete.
     """
-    return max((end for _, end in reduction_times(ends, placement, seconds).values()), default=0.0)
+    homes = [(device,) for device in placement]
+    return max((end for _, end in reduction_times(ends, homes, seconds).values()), default=0.0)
 
 
 def reduction_times(
-    ends: Mapping[int, float], placement: Sequence[int], seconds: Sequence[float]
+    ends: Mapping[int, float], homes: Sequence[Sequence[int]], seconds: Sequence[float]
 ) -> dict[int, tuple[float, float]]:
-    """Return, per stage, the seconds at which its reduction begins and ends, in the order of their begin on each device."""
-    free = dict.fromkeys(placement, 0.0)
+    """Return, per stage, the seconds at which its reduction begins and ends, in the order of their begin on each device. `homes` has
+    the devices of each stage: those of all copies reduce together.
+    """
+    free = dict.fromkeys(chain.from_iterable(homes), 0.0)
     times = {}
     for stage in sorted(ends, key=ends.__getitem__):
-        device = placement[stage]
-        begin = max(free[device], ends[stage])
-        free[device] = begin + seconds[stage]
-        times[stage] = begin, free[device]
+        own = homes[stage]
+        begin = max(ends[stage], *(free[device] for device in own))
+        times[stage] = begin, begin + seconds[stage]
+        free |= dict.fromkeys(own, begin + seconds[stage])
     return times
 
 
 def optimizer_times(
     reduced: Mapping[int, tuple[float, float]],
     row_ends: Sequence[float],
-    placement: Sequence[int],
+    homes: Sequence[Sequence[int]],
     seconds: Sequence[float],
-) -> dict[int, tuple[float, float]]:
-    """Return, per stage, the seconds at which its optimizer step begins and ends.
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """Return, by stage and device, the seconds at which its optimizer step begins and ends. Each copy of a stage has one.
 
     A device steps its stages one after the other, each once its gradients are reduced, and none before its row ends: `row_ends` has
     the seconds of that per device.
@@ -74,8 +78,8 @@ def optimizer_times(
     free = list(row_ends)
     times = {}
     for stage, (_, end) in reduced.items():
-        device = placement[stage]
-        begin = max(free[device], end)
-        free[device] = begin + seconds[stage]
-        times[stage] = begin, free[device]
+        for device in homes[stage]:
+            begin = max(free[device], end)
+            free[device] = begin + seconds[stage]
+            times[stage, device] = begin, free[device]
     return times

@@ -14,7 +14,7 @@ from pipecompile.distributed.old_values import OldValues
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.errors import ScheduleError
-from pipecompile.ir import HOST, Route
+from pipecompile.ir import HOST, Program, Route
 from pipecompile.passes import lower
 from pipecompile.runtime.executable import ProgramBinding
 from pipecompile.runtime.run_errors import InstructionFailure
@@ -24,7 +24,7 @@ ROUTES = (Route("x", HOST, (0,)), Route("h", 0, (1,)), Route("loss", 1, (HOST,))
 PROGRAM = lower(build_schedule("gpipe", 2, 4), ROUTES)
 
 
-def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1)) -> RankExecutable:
+def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1), program: Program = PROGRAM) -> RankExecutable:
     ranks = SimpleNamespace(rank_of=lambda device: 10 + device, index=0)
     communicator: Any = SimpleNamespace(board=SimpleNamespace(awaited_from=lambda rank, own: awaited), ranks=ranks)
     replicas: Any = SimpleNamespace(group=None)
@@ -33,7 +33,7 @@ def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1)) -> RankEx
     graph = fx.GraphModule({}, fx.Graph())
     devices = [torch.device("cpu")] * 2
     return RankExecutable(
-        ProgramBinding(PROGRAM, (), devices, graph, mirrors), communicator=communicator, values=values,
+        ProgramBinding(program, (), devices, graph, mirrors), communicator=communicator, values=values,
         placement=placement, replicas=replicas,
     )  # fmt: skip
 
@@ -86,3 +86,9 @@ def test_a_failed_run_lets_go_when_no_values_are_hidden(monkeypatch: pytest.Monk
 def test_a_schedule_must_leave_stages_on_their_ranks() -> None:
     with pytest.raises(ScheduleError, match=r"the schedule puts stages on ranks \(0, 1\)"):
         executable(set(), placement=(1, 0))
+
+
+def test_copies_of_stages_are_refused() -> None:
+    """A function may build them for some numbers of micro-batches alone, which the options do not show."""
+    with pytest.raises(ScheduleError, match="the program has 2 copies of each stage, and a rank has the parameters"):
+        executable(set(), program=lower(build_schedule("chimera", 2, 4), ROUTES))

@@ -220,6 +220,17 @@ def test_a_failure_names_its_micro_batch_and_the_line() -> None:
     pipe.step(microbatches=microbatches())
 
 
+def test_random_numbers_in_another_order_are_warned_of() -> None:
+    """A step over a mini-batch warned, and one over a list did not."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.Dropout(0.5))))
+    pipe = pc.compile(
+        model, 4, devices=["cpu"] * 2, schedule="interleaved", n_microbatches=4, loss_fn=F.cross_entropy, cost="analytic"
+    )  # fmt: skip
+    listed = [(torch.randn(2, 4), torch.randint(4, (2,))) for _ in range(4)]
+    with pytest.warns(pc.RecordingWarning, match="random numbers are drawn in stages 0, 1, 2, 3, which run in the ord"):
+        pipe.step(microbatches=listed)
+
+
 class Named(nn.Module):
     """A model with an argument of this name keeps it."""
 

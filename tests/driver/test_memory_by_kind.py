@@ -9,6 +9,7 @@ from torch import nn
 from pipecompile.driver.memory_by_kind import memory_by_kind, with_step_graph
 from pipecompile.driver.programs import step_executable
 from pipecompile.ir import HOST
+from pipecompile.schedules import build_schedule
 from tests.support.compilations import specialized
 
 
@@ -43,6 +44,17 @@ def test_two_stages_of_a_device_share_a_tied_weight() -> None:
     assert kinds["activations"] == [0.0, 0.0]
     one = specialized(model, n_stages=4, schedule="interleaved", devices=["cpu"])
     assert memory_by_kind(one.graph, one.plan, (), 0)["parameters"] == [3 * 64.0]
+
+
+def test_a_device_has_the_parameters_of_all_copies_of_stages() -> None:
+    """Those of the first copy of each stage alone were counted, a half of what the device has."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8, affine=False))
+    compiled = specialized(model, batch_norm="each")
+    assert compiled.plan.placement == (0, 1)
+    kinds = memory_by_kind(compiled.graph, compiled.plan, (), 2, build_schedule("chimera", 2, 4).directions)
+    assert kinds["parameters"] == kinds["gradients"] == [4 * 48.0] * 2
+    assert kinds["optimizer"] == [8 * 48.0] * 2
+    assert kinds["buffers"] == [2 * 32.0 + 8] * 2
 
 
 def test_a_graph_of_the_step_holds_inputs_and_gradients_once_more() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,23 @@ def test_stages_cannot_leave_the_devices_of_their_parameters(own: Specialization
     with pytest.raises(pc.ScheduleError, match=r"puts stages on devices \(0, 1\)"):
         step_schedule(own, 2)
     assert not own.schedules
+
+
+def _copies_of_four(n_stages: int, n_microbatches: int, n_devices: int) -> pc.Schedule:
+    """A schedule that has several copies of its stages for four micro-batches."""
+    return pc.build_schedule(
+        "chimera" if n_microbatches == 4 else "1f1b", n_stages, n_microbatches, n_devices=n_devices
+    )
+
+
+@pytest.mark.parametrize("schedule", ["chimera", _copies_of_four])
+def test_options_exclude_copies_of_stages_for_every_number_of_micro_batches(own: Specialization, schedule: Any) -> None:
+    """They were excluded for the number of `compile` alone, and a list of four ran beside a limit of memory."""
+    own.options = options_of(schedule=schedule, n_microbatches=1, memory_limit=1e9)
+    assert not step_schedule(own, 1).directions
+    with pytest.raises(pc.ScheduleError, match="2 copies of each stage, is given together with memory_limit"):
+        step_schedule(own, 4)
+    assert 4 not in own.schedules
 
 
 def test_a_plan_follows_a_schedule_whose_devices_share_the_memory_of_the_parameters() -> None:

@@ -90,3 +90,12 @@ def test_a_period_keeps_its_actions_without_a_micro_batch() -> None:
     assert periodic.n_microbatches == 5
     verify(periodic.unrolled())
     assert Schedule.from_csv(text) == periodic.unrolled()
+
+
+def test_several_copies_of_stages_are_refused() -> None:
+    """The result was a schedule that is not legal."""
+    schedule = build_schedule("chimera", 4, 4)
+    with pytest.raises(ScheduleError, match="has 2 copies of each stage, and an UNSHARD, a RESHARD and a REDUCE_GRAD"):
+        insert_sharding(schedule)
+    with pytest.raises(ScheduleError, match="has 2 copies of each stage, and an UNSHARD, a RESHARD and a REDUCE_GRAD"):
+        shard_to_fit(schedule, 100.0, unsharded_bytes=3.0)

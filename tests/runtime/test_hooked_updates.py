@@ -145,3 +145,12 @@ def test_state_that_only_the_loop_after_the_step_reads_is_not_warned_of() -> Non
         warnings.simplefilter("error")
         pipe.step(torch.randn(4, 4))
     assert total > 0
+
+
+def test_copies_of_a_stage_have_micro_batches_in_flight_beside_each_other() -> None:
+    """Each row is a loop of its own, and the second copy ran its forward on the old values, silently."""
+    pipe, _ = _models("chimera", 2)
+    with pytest.warns(pc.RecordingWarning, match="hooks on gradients change parameters"):
+        pipe.step(torch.randn(4, 4))
+    assert pipe.program.directions
+    assert not is_loop(pipe.program)

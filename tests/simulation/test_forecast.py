@@ -37,6 +37,20 @@ def test_reductions_run_beside_backwards_and_the_optimizer_after_them() -> None:
     assert found.seconds == 20.25
 
 
+def test_all_copies_of_a_stage_reduce_together_and_have_an_optimizer_step() -> None:
+    """The first copy of each stage had them alone. Stage 1 is complete at 4 s, and stage 0 at 6, the end of both rows."""
+    schedule = Schedule.from_csv("0F0,1F1,1B1,0B0\n0F1,1F0,1B0,0B1\n")
+    for subject in (schedule, lower(schedule)):
+        found = forecast(subject, reduction=[1, 3], optimizer=[0.5, 0.25])
+        spans = sorted((s.track, s.name, s.device, s.start, s.end) for s in found.timeline.spans if " " in s.name)
+        assert spans == [
+            *((COMPUTE, "optimizer 0", device, 8.0, 8.5) for device in (0, 1)),
+            *((COMPUTE, "optimizer 1", device, 7.0, 7.25) for device in (0, 1)),
+            *((REDUCE, "gradients 0", device, 7.0, 8.0) for device in (0, 1)),
+            *((REDUCE, "gradients 1", device, 4.0, 7.0) for device in (0, 1)),
+        ]
+
+
 def test_the_optimizer_waits_for_collectives_and_for_ties() -> None:
     """Before, it stepped as soon as the last action was over: 2 s before the gradients were there."""
     sharded = insert_sharding(build_schedule("gpipe", 2, 2))

@@ -69,7 +69,10 @@ def random_schedule(rng: Random) -> Schedule:
 
 def random_program(rng: Random) -> Program:
     """With skips, values from and for the host, and tied parameters."""
-    schedule = random_schedule(rng)
+    return lowered_at_random(rng, random_schedule(rng))
+
+
+def lowered_at_random(rng: Random, schedule: Schedule) -> Program:
     ties = ()
     if schedule.n_stages > 1 and rng.random() < 0.4:
         stages = sorted(rng.sample(range(schedule.n_stages), 2))
@@ -414,7 +417,10 @@ def _may_run(schedule: Schedule, device: int, action: Action, ran: Counter[str])
     is_sharding = action.kind in SHARDING
     if not (s < schedule.n_stages and (m == NO_MICROBATCH if is_sharding else 0 <= m < schedule.n_microbatches)):
         return False
-    if schedule.placement[s] != device or not _may_use(schedule, action, ran):
+    if any(Counter(m for one in schedule.directions for m in one.microbatches)[own] > 1 for own in range(m + 1)):
+        return False
+    placement = next((one.placement for one in schedule.directions if m in one.microbatches), schedule.placement)
+    if placement[s] != device or (schedule.directions and is_sharding) or not _may_use(schedule, action, ran):
         return False
     if is_sharding:
         return True

@@ -68,10 +68,19 @@ class _Execution:
         self.ties = {tie.name: tie for tie in program.ties if len(self.holders(tie)) > 1}
 
     def holders(self, tie: Tie) -> set[int]:
-        return {self.program.placement[stage] for stage in tie.stages}
+        placements = (self.program.placement, *(one.placement for one in self.program.directions))
+        return {placement[stage] for placement in placements for stage in tie.stages}
+
+    def placement(self, microbatch: int) -> tuple[int, ...]:
+        """That of the direction of a micro-batch. No micro-batch has two."""
+        found = [one.placement for one in self.program.directions if microbatch in one.microbatches]
+        return found[0] if found else self.program.placement
 
     def run(self) -> None:
         moved = True
+        numbers = Counter(m for one in self.program.directions for m in one.microbatches)
+        if any(count > 1 for count in numbers.values()):
+            raise ExecutionError("a micro-batch has two directions")
         while moved:
             moved = False
             for device, row in enumerate(self.rows):
@@ -169,7 +178,7 @@ class _Execution:
         if action.kind in SHARDING:
             self.shard(device, instruction, action)
             return
-        if self.program.placement[s] != device or m not in range(self.program.n_microbatches):
+        if m not in range(self.program.n_microbatches) or self.placement(m)[s] != device:
             raise ExecutionError(f"{action} on device {device}")
         self.check_parameters(action)
         if action.kind is Kind.WEIGHT_GRAD and not self.ran[Action(s, Kind.INPUT_GRAD, m)]:
@@ -189,7 +198,7 @@ class _Execution:
 
     def shard(self, device: int, instruction: Instruction, action: Action) -> None:
         s = action.stage
-        if self.program.placement[s] != device or action.microbatch != NO_MICROBATCH:
+        if self.program.directions or self.program.placement[s] != device or action.microbatch != NO_MICROBATCH:
             raise ExecutionError(f"{action} on device {device}")
         if instruction.reads or instruction.writes:
             raise ExecutionError(f"{action} has operands")
@@ -272,9 +281,10 @@ class _Execution:
         return ["F", *["R"] * (cell in self.again), *moves, *("IW" if cell in self.split else "B")]
 
     def for_host(self) -> list[tuple[Value, int, int]]:
-        place, takes = self.program.placement, []
+        takes = []
         for r in self.program.routes:
             for m in range(self.program.n_microbatches):
+                place = self.placement(m)
                 if r.source != HOST and HOST in r.consumers:
                     takes.append((Value(r.value, m), place[r.source], HOST))
                 if r.source == HOST and r.gradient and self.trained:

@@ -5,6 +5,7 @@ A few hundred damages; ten thousand with `--full`, and benchmarks/results/mutati
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -16,12 +17,15 @@ from damages import (
     damaged_schedule,
     exchanged,
     is_legal,
+    lowered_at_random,
     random_program,
     random_schedule,
     schedule_works,
     works,
 )
 from program_executor import MODELS
+
+from tests.support.copies_of_stages import random_copies, redirected
 
 
 def many(pytestconfig: pytest.Config, few: int, all_of_them: int) -> range:
@@ -55,3 +59,35 @@ def test_schedules(how: str, pytestconfig: pytest.Config) -> None:
         schedule = random_schedule(rng)
         damage = damaged_schedule(rng, schedule, how)
         assert is_legal(damage) == schedule_works(damage), (str(schedule), str(damage))
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, exchanged, redirected], ids=lambda how: how.__name__)
+def test_programs_with_copies_of_stages(how: Any, pytestconfig: pytest.Config) -> None:
+    for number in many(pytestconfig, 15, 500):
+        rng = Random(f"copies {how.__name__} {number}")
+        program = lowered_at_random(rng, random_copies(rng))
+        assert is_legal(program)
+        assert works(program)
+        if how is redirected:
+            damage = replace(program, directions=redirected(rng, program.directions, program.n_microbatches))
+        else:
+            damage = exchanged(rng, program) if how is exchanged else damaged(rng, program, how)
+        for models in (MODELS, (rng.choice(MODELS),)):
+            assert is_legal(damage, models) == works(damage, models), (models, str(program), str(damage))
+
+
+@pytest.mark.parametrize("how", [*SCHEDULE_DAMAGES, "directions"])
+def test_schedules_with_copies_of_stages(how: str, pytestconfig: pytest.Config) -> None:
+    for number in many(pytestconfig, 25, 1000):
+        rng = Random(f"copies {how} {number}")
+        schedule = random_copies(rng)
+        if how == "directions":
+            damage = replace(schedule, directions=redirected(rng, schedule.directions, schedule.n_microbatches))
+        else:
+            damage = damaged_schedule(rng, schedule, how)
+        assert is_legal(damage) == schedule_works(damage), (
+            str(schedule),
+            schedule.directions,
+            str(damage),
+            damage.directions,
+        )

@@ -39,12 +39,12 @@ class _Running(local):
 class LeftTensors:
     """Takes care of the tensors that the stages of a program leave. `places` has, by stage, where each may leave some; empty if the loss
     reads no objects. The state of a run is in `Frame.left`: (stage, micro-batch) to what its forward has left. Threads take turns:
-    no stage leaves a tensor while the loss reads.
+    no stage leaves a tensor while the loss reads, and code that changes what is in the places takes `turns` too.
     """
 
     def __init__(self, places: dict[int, LeftPlaces], last: int) -> None:
         self.places, self.last = places, last
-        self._running, self._lock = _Running(), RLock()
+        self._running, self.turns = _Running(), RLock()
 
     @classmethod
     def of(cls, cells: Sequence[Cell | VariantCell]) -> LeftTensors:
@@ -64,7 +64,7 @@ class LeftTensors:
             return run
 
         def run_on(frame: Frame) -> None:
-            with self._lock:
+            with self.turns:
                 self._running.frame = frame
                 try:
                     run(frame)
@@ -150,14 +150,16 @@ class LeftTensors:
     @contextmanager
     def _read(self, frame: Frame, microbatch: int) -> Iterator[None]:
         """Put leaves in the places of the tensors that this micro-batch, or one that is ahead, has left; and at the end the tensors
-        again.
+        again. `Frame.left` is in the order in which forwards ran: one behind this micro-batch's is ahead, whatever its number.
         """
         own = {stage: [one.shown() for one in frame.left.get((stage, microbatch), [])] for stage in self.places}
         instead: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        reached = set[int]()
         for (stage, other), left in list(frame.left.items()):
-            for one, shown in zip(left, own[stage], strict=False) if other >= microbatch else ():
+            reached |= {stage} if other == microbatch else set()
+            for one, shown in zip(left, own[stage], strict=False) if stage in reached else ():
                 tensor = one.tensor()
-                if tensor is not None and (other > microbatch or shown is not one.values):
+                if tensor is not None and (other != microbatch or shown is not one.values):
                     instead[id(tensor)] = tensor, shown
         with exchanged(list(self.places.values()), instead):
             yield
