@@ -54,6 +54,7 @@ from pipecompile.parameters.placement import move_model
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts, hint_at_small_microbatches, measure_costs
 from pipecompile.planning.joint_search import search_plan
+from pipecompile.planning.plan_memory import check_plan_memory
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_norms
 from pipecompile.tracing.ambient_modes import INFERENCE_MODE
@@ -90,6 +91,8 @@ def specialize(
             )
         options = options if decision.plan else options.with_choice_of(planned.plan)
         plan_routes, stages = log.run("split", _split, graph, planned, options, describe=_crossings)
+        if decision.is_given:
+            check_plan_memory(planned.plan, options, len(request.batch.sizes), request.samples)
         mirrors, norms = log.run("place", place, graph, stages, planned.plan, options, context)
     guards = graph.facts.reads.guards() if graph.facts.reads else None  # after tensors have moved to their homes
     plan, overlaps = planned.plan, context.backend.overlaps
