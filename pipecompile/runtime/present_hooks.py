@@ -33,7 +33,7 @@ class PresentHooks:
         """Look for hooks, and return whether there are new ones."""
         if hooks_registered() == self._count:
             return False
-        self._count, self._has_global, before = hooks_registered(), has_any_global_hook(), self._known
+        self._count, self._has_global, before = hooks_registered(), bool(has_any_global_hook()), self._known
         tables = [table for layer in self._modules for table in hook_tables_of(layer)]
         tables += [table for parameter in self._parameters for table in gradient_hook_tables(parameter)]
         self._known = frozenset(

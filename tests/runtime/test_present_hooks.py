@@ -94,3 +94,13 @@ def test_new_hooks_are_found_once_and_removed_ones_at_the_next_look() -> None:
     nn.Linear(1, 1).register_forward_hook(lambda *_: None)
     assert not hooks.look()
     assert not hooks
+
+
+def test_a_hook_of_all_modules_is_one_of_these() -> None:
+    hooks = PresentHooks([layers()], ())
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        hooks.look()
+        assert hooks
+    finally:
+        handle.remove()
