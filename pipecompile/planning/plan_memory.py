@@ -38,7 +38,7 @@ def check_plan_memory(plan: Plan, options: Options, n_microbatches: int, samples
     ]
     if over:
         enough = [max(ceil(size), int(given)) for size, given in zip(held, limits, strict=True)]
-        needed = str(enough if isinstance(limit, tuple) else max(*enough, 1))
+        needed = str(enough) if isinstance(limit, tuple) else str(max(enough))
         raise InfeasibleError(
             "the stages of the plan do not fit in memory",
             where="; ".join(over),
