@@ -40,6 +40,7 @@ from pipecompile.settings.machine_settings import (
     resolve_partitions,
 )
 from pipecompile.settings.offload_choice import check_offload
+from pipecompile.settings.plan_choice import check_plan
 from pipecompile.settings.reshard_choice import check_reshard
 from pipecompile.settings.run_settings import RunSettings, built_schedule, load_schedule
 from pipecompile.settings.slice_choice import check_slices
@@ -93,7 +94,8 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_plan()
+        if self.plan is not None:
+            check_plan(self.plan, self.steering, self.costs, self.checkpoint)
         self._check_count()
         check_graphs(self.partitions, cuda_graphs=self.cuda_graphs, dispatch=self.dispatch)
         if isinstance(self.checkpoint, tuple) and len(self.checkpoint) != self.n_stages:
@@ -123,15 +125,6 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
             why = "such a step runs two programs, one up to the loss and one from there on"
         if what != "a Program" or isinstance(self.schedule, WrittenProgram):
             raise InputError(f"passes are given together with {what}", why=why, hint=hint)
-
-    def _check_plan(self) -> None:
-        """Raise InputError for keywords that a solved plan excludes."""
-        if self.plan is None or not (self.steering or self.costs is not None):
-            return
-        other = "constraints on the cut (split_before, keep_together, pin or balance)" if self.steering else "costs"
-        raise InputError(
-            f"plan is given together with {other}", why="nothing is solved with a plan", hint="one of the two"
-        )
 
     def _check_count(self) -> None:
         """Raise InputError where the number of micro-batches is not that of the Schedule, or cannot be chosen."""

@@ -144,7 +144,7 @@ class Pipeline(ModelProxy):
     def _run(self, executable: Executable, found: Specialization, batch: MiniBatch, arrivals: dict[Any, Any]) -> Frame:
         """Check the recording if that is due. Run the program of a step in this thread or a thread per device; return its frame."""
         self._cache.check(found, batch, arrivals)
-        threaded = self._dispatcher.is_threaded(is_ordered=executable.is_ordered)
+        threaded = self._dispatcher.is_threaded(is_ordered=executable.is_ordered_now())
         frame = executable.frame(batch.sizes, arrivals, threaded=threaded)
         executable.run(executable.code(threaded=threaded), frame, self._dispatcher.workers(threaded=threaded))
         self._cache.context.warnings.drawn(executable.draw_warning(threaded=threaded))

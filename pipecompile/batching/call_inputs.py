@@ -24,7 +24,7 @@ from pipecompile.batching.batch_dims import (
     slots_named,
 )
 from pipecompile.batching.block_masks import mask_dims
-from pipecompile.batching.containers import flatten_containers, with_shells
+from pipecompile.batching.containers import check_rereadable, flatten_containers, with_shells
 from pipecompile.batching.sample_lists import list_length, listed_names
 from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
@@ -32,6 +32,7 @@ from pipecompile.torch_private import pytree
 __all__ = [
     "FlatInputs",
     "argument_names",
+    "check_target",
     "count_leaves",
     "first_difference",
     "flatten",
@@ -204,6 +205,12 @@ def flatten_target(target: Any, batch_dims: BatchDims, samples: int | None) -> t
     return leaves, spec, dims
 
 
+def check_target(target: Any) -> None:
+    """Raise InputError for a target that cannot be read several times."""
+    if target is not None and not isinstance(target, torch.Tensor):
+        check_rereadable(flatten_containers(target)[0], lambda: [slot[0] for slot in target_slots(target)])
+
+
 def _samples_and_dims(
     leaves: Sequence[Any],
     slots: Callable[[], list[Slot]],
@@ -213,6 +220,7 @@ def _samples_and_dims(
     default: Dims | None = None,
 ) -> tuple[int | None, Dims]:
     dims = by_rule = default_dims(leaves) if default is None else default
+    check_rereadable(leaves, lambda: [slot[0] for slot in slots()])
     if batch_dims:
         dims, by_rule = apply_batch_dims(dims, leaves, slots(), batch_dims)
     if is_shared is not None and len(_lengths(leaves, dims)) > 1:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, MappingView, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ __all__ = [
     "Unread",
     "argument_leaves",
     "built",
+    "check_rereadable",
     "copied",
     "flatten_containers",
     "hides_tensors",
@@ -44,7 +45,7 @@ class Unread:
     """The base of containers whose items stay unread: they are leaves."""
 
 
-_BUILTIN_CONTAINERS = (dict, list, tuple, set, deque)
+_BUILTIN_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _LEAF_TYPES = (torch.Tensor, nn.Module, type, ModuleType, FunctionType, str, bytes, int, float, complex, torch.Generator,
            torch.dtype, torch.device, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool, type(None), torch.nn.utils.rnn.PackedSequence, Unread)  # fmt: skip
 _MAX_OBJECTS = 2000
@@ -75,9 +76,9 @@ class ObjectLayout:
         if self.content is None:
             new: Any = self.kind.__new__
             return object.__new__(self.kind) if isinstance(new, FunctionType) else new(self.kind)
-        if self.content is tuple:
-            return tuple.__new__(self.kind, items)
         content: Any = self.content
+        if content in (tuple, frozenset):
+            return content.__new__(self.kind, items)
         instance = content.__new__(self.kind)
         if self.content is dict:
             for key, item in zip(self.keys, items, strict=True):
@@ -105,6 +106,23 @@ def flatten_containers(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     if not any(_is_container(leaf) and _holds_tensors(leaf) for leaf in leaves):
         return leaves, spec
     return pytree.tree_flatten(with_shells(value))
+
+
+def check_rereadable(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+    """Raise InputError for an iterator among the leaves, which gives its items to one reader, and for a view of tensors, which cannot be
+    divided. Recording, comparison and every micro-batch read an input and a target.
+    """
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, _LEAF_TYPES) or not isinstance(leaf, (Iterator, MappingView, MappingProxyType)):
+            continue
+        if isinstance(leaf, Iterator):
+            why = "it gives its items once, and the comparison with the model and every micro-batch read them"
+        elif hides_tensors(leaf):
+            why = "its tensors cannot be divided into micro-batches"
+        else:
+            continue
+        name, make = names()[place], "dict" if isinstance(leaf, MappingProxyType) else "list"
+        raise InputError(f"{name} is a {type(leaf).__name__}", why=why, hint=f"{make}({name})")
 
 
 def argument_leaves(arguments: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipecompile.batching.batch_dims import BatchDims, parameters_of
-from pipecompile.batching.call_inputs import FlatInputs, flatten
+from pipecompile.batching.call_inputs import FlatInputs, check_target, flatten
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.errors import InputError
@@ -147,6 +147,8 @@ def _check_targets(targets: Sequence[Any], *, with_target: bool) -> None:
     if missing and (with_target or len(missing) < len(targets)):
         why = "loss_fn takes a target" if with_target else "other micro-batches have one"
         raise InputError(f"micro-batch {missing[0]} has no target", why=why, hint=_EXAMPLE)
+    for target in targets:
+        check_target(target)
 
 
 def _check_arguments(first: FlatInputs, other: FlatInputs, number: int) -> None:

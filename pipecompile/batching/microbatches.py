@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pipecompile.batching.batch_dims import BatchDims, Dims, scatter, sizes
-from pipecompile.batching.call_inputs import FlatInputs, count_leaves, flatten_target
+from pipecompile.batching.call_inputs import FlatInputs, check_target, count_leaves, flatten_target
 from pipecompile.errors import InputError
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.units import counted
@@ -111,6 +111,7 @@ def scatter_tree(target: Any, count: int, samples: int | None, batch_dims: Batch
     if isinstance(target, torch.Tensor) and target.dim() and target.shape[0] == samples and not batch_dims:
         return scatter(target, 0, count)
     if samples is None:
+        check_target(target)
         return [target]
     if batch_dims.get("target", 0) is list:
         return _list_slices(target, count, samples)

@@ -15,6 +15,7 @@ import typer
 
 from pipecompile.cli.command_report import CommandReport
 from pipecompile.cli.load_model import LEAST_SEED, MOST_SEED, ModelSource
+from pipecompile.cli.out_folder import file_of
 from pipecompile.errors import InputError, ScheduleError, VerifyError
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class CheckSubject:
     ] = None
     repair: Annotated[
         Path | None,
-        typer.Option(metavar="OUT.csv", rich_help_panel=_FILES, help="write an order that runs under all rules"),
+        typer.Option(
+            metavar="OUT.csv", parser=file_of, rich_help_panel=_FILES, help="write an order that runs under all rules"
+        ),
     ] = None
     ranks: Annotated[int | None, typer.Option(rich_help_panel=_FILES, help="number of ranks of a layout or name")] = (
         None

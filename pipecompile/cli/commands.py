@@ -21,7 +21,7 @@ from pipecompile.cli.command_report import (
 from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoint_of, with_classes
 from pipecompile.cli.exit_codes import conclude, faults_of_file
 from pipecompile.cli.load_model import ModelSource
-from pipecompile.cli.out_folder import folder_of
+from pipecompile.cli.out_folder import file_of, folder_of
 from pipecompile.cli.plain_schedule import plain_schedule
 from pipecompile.cli.shared_options import spread
 from pipecompile.cli.show_file import show_report
@@ -186,7 +186,9 @@ def bench(
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="plan.json, schedule.csv or program.txt of an --out")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", parser=file_of, help="plan.json, schedule.csv or program.txt of an --out")
+    ],
     as_json: Json = False,
 ) -> None:
     """Show a plan, a schedule or a program from its file. No model is needed."""
@@ -195,8 +197,10 @@ def show(
 
 @app.command()
 def hang(
-    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP...", help="one per rank, of torch's flight recorder")],
-    program: Annotated[Path, typer.Option(metavar="FILE", help="program.txt of pipe.dump")],
+    dumps: Annotated[
+        list[Path], typer.Argument(metavar="DUMP...", parser=file_of, help="one per rank, of torch's flight recorder")
+    ],
+    program: Annotated[Path, typer.Option(metavar="FILE", parser=file_of, help="program.txt of pipe.dump")],
     ranks: Annotated[str | None, typer.Option(metavar="RANK,...", help="ranks of the pipeline by device")] = None,
     as_json: Json = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipecompile.cli.number_texts import bandwidths, numbers, sizes
+from pipecompile.cli.out_folder import file_of
 from pipecompile.errors import InputError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class CompileOptions:
     ] = 0.001  # fmt: skip
     plan: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", rich_help_panel=_CUT,
+        typer.Option(metavar="FILE", parser=file_of, rich_help_panel=_CUT,
                      help="plan.json of an earlier --out: nothing is measured or solved; --checkpoint auto recomputes as it says"),
     ] = None  # fmt: skip
     split_before: Annotated[

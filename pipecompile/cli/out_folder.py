@@ -1,6 +1,8 @@
-"""The folder of `--out`, checked before the work whose result goes there.
+"""Paths that were typed, and the folder of `--out`, checked before the work whose result goes there.
 
 --out ''          an unset variable of the shell: not the present folder
+--plan ''         the same of a file, which is no file without a name
+--out /proc/x     the folder may be written, and yet takes no file
 --out a.txt/x     no folder can be there, which is said before a model is loaded
 """
 
@@ -8,18 +10,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import typer
 
 from pipecompile.errors import InputError
 
-__all__ = ["check_folder", "folder_of"]
+__all__ = ["check_folder", "file_of", "folder_of"]
 
 
 def folder_of(text: str) -> Path:
     """Return the path that was typed. Raise typer.BadParameter for an empty one."""
     if not text:
         raise typer.BadParameter("'' is no directory; a variable of the shell may be unset")
+    return Path(text)
+
+
+def file_of(text: str) -> Path:
+    """Return the path of a file that was typed. Raise typer.BadParameter for an empty one."""
+    if not text:
+        raise typer.BadParameter("'' is no file; a variable of the shell may be unset")
     return Path(text)
 
 
@@ -35,6 +45,8 @@ def check_folder(folder: Path) -> None:
         why = "" if there.is_dir() else f"{str(there)!r} is no directory"
         if not why and not os.access(there, os.W_OK | os.X_OK):
             why = f"{str(there)!r} may not be written"
+        if not why:
+            TemporaryFile(dir=there).close()  # a file without a name, or one that is gone at once
     except (OSError, ValueError) as error:  # a name that is too long, or that no file system can write
         why = str(error)
     if why:

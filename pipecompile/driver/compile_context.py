@@ -69,6 +69,11 @@ class Decision:
     cut: Cut | None = None
     counts: tuple[int, int] | None = None
 
+    @property
+    def is_given(self) -> bool:
+        """Whether the plan comes from the user, and no graph has been cut by it yet."""
+        return self.plan is not None and self.cut is None
+
     def expected_microbatches(self, options: Options) -> int:
         """Return into how many micro-batches the next step goes: fewer than asked for, as the first mini-batch, if that has fewer samples."""
         asked = options.default_microbatches

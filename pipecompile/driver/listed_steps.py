@@ -175,7 +175,7 @@ class ListedSteps:
 
     def _run(self, program: ListedProgram, sizes: tuple[int, ...], arrivals: Arrivals) -> Frame:
         executable = program.executable
-        threaded = self.dispatcher.is_threaded(is_ordered=executable.is_ordered)
+        threaded = self.dispatcher.is_threaded(is_ordered=executable.is_ordered_now())
         frame = executable.frame(sizes, arrivals, threaded=threaded)
         frame.recordings = program.recordings
         executable.run(executable.code(threaded=threaded), frame, self.dispatcher.workers(threaded=threaded))

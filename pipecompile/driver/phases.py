@@ -54,6 +54,7 @@ from pipecompile.parameters.placement import move_model
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.cost_table import CostTable, MeasuredCosts, hint_at_small_microbatches, measure_costs
 from pipecompile.planning.joint_search import search_plan
+from pipecompile.planning.plan_memory import check_plan_memory
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_norms
 from pipecompile.tracing.ambient_modes import INFERENCE_MODE
@@ -89,7 +90,7 @@ def specialize(
                 "partition", _partition, graph, request, options, decision, costs, context, describe=_solution
             )
         options = options if decision.plan else options.with_choice_of(planned.plan)
-        plan_routes, stages = log.run("split", _split, graph, planned, options, describe=_crossings)
+        plan_routes, stages = log.run("split", _split, graph, planned, options, request, decision, describe=_crossings)
         mirrors, norms = log.run("place", place, graph, stages, planned.plan, options, context)
     guards = graph.facts.reads.guards() if graph.facts.reads else None  # after tensors have moved to their homes
     plan, overlaps = planned.plan, context.backend.overlaps
@@ -242,12 +243,17 @@ def _partition(
 # -- split, place ---------------------------------------------------------------------------------------------------
 
 
-def _split(graph: TracedGraph, planned: Planned, options: Options) -> tuple[tuple[Route, ...], tuple[Stage, ...]]:
+def _split(
+    graph: TracedGraph, planned: Planned, options: Options, request: CompileRequest, decision: Decision
+) -> tuple[tuple[Route, ...], tuple[Stage, ...]]:
+    """Return the routes and the stages of a plan. A plan from the user must fit into the memory."""
     plan = planned.plan
     verify_plan(plan)
     if len(plan.devices) != len(options.devices):
         what = f"the plan is for {counted(len(plan.devices), 'device')}, compile has {len(options.devices)}"
         raise PlanError(what, hint=f"devices= with {len(plan.devices)} of them, or no plan")
+    if decision.is_given:
+        check_plan_memory(plan, options, len(request.batch.sizes), request.samples)
     stage_of = planned.stage_of or transfer_cut(plan.stage_of, graph, plan.n_stages)
     devices = [options.devices[device] for device in plan.placement]
     plan_routes = routes(graph, stage_of, planned.samples)

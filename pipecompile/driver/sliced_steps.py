@@ -112,7 +112,7 @@ class SlicedSteps:
         return analysis
 
     def _run(self, executable: Executable, batch: SlicedBatch, arrivals: Arrivals) -> tuple[list[torch.Tensor], Spans]:
-        threaded = self.dispatcher.is_threaded(is_ordered=executable.is_ordered)
+        threaded = self.dispatcher.is_threaded(is_ordered=executable.is_ordered_now())
         frame = executable.frame(batch.sizes, arrivals, threaded=threaded)
         executable.run(executable.code(threaded=threaded), frame, self.dispatcher.workers(threaded=threaded))
         losses: list[torch.Tensor] = frame.departures[LOSS, False]

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Literal
 
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import float_of, whole
+from pipecompile.ir.input_checks import amount, float_of, whole
 from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.clusters import Clusters, coarsen, singleton_clusters
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
@@ -213,8 +213,7 @@ def _check_arguments(
         raise InputError(f"n_stages is {shown(n_stages)}, expected at most {MOST_STAGES:,}", hint="n_stages=8")
     if not isinstance(method, str) or method not in METHODS:
         raise InputError(f"method is {shown(method)}, which is unknown", hint=f"one of {', '.join(map(repr, METHODS))}")
-    if not (isinstance(time_limit, Real) and float_of(time_limit) > 0):
-        raise InputError(f"time_limit is {shown(time_limit)}, expected seconds above 0", hint="time_limit=30.0")
+    amount("time_limit", time_limit, zero=False, finite=False)
     if not (isinstance(gap, Real) and 0 <= gap < 1):
         raise InputError(f"gap is {shown(gap)}, expected a fraction from 0 to below 1", hint=f"gap={GOOD}")
 

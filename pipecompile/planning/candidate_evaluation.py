@@ -26,6 +26,9 @@ from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Evaluated", "CandidateEvaluator", "Point"]
 
+_LEAST_SECONDS = 0.05
+"""The least time that a solver gets for one cut."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
@@ -137,7 +140,7 @@ class CandidateEvaluator:
 
     def _solved(self, problem: Problem, key: tuple[object, ...]) -> tuple[Partition, Problem]:
         if key not in self._cuts:
-            seconds = max(self.budget / self.n_counts / 2, 0.05)
+            seconds = max(self.budget / self.n_counts / 2, _LEAST_SECONDS)
             begin = monotonic()
             try:
                 self._cuts[key] = solve_cut(
@@ -225,7 +228,7 @@ class CandidateEvaluator:
         assert draft is not None
         if self.options.partitioner == "dp" or _is_proven(draft):
             return row
-        seconds = max(self.options.time_limit - self.seconds_spent, self.budget)
+        seconds = max(self.options.time_limit - self.seconds_spent, self.budget, _LEAST_SECONDS)
         cut, solved = solve_cut(self.graph, draft.problem, replace(self.options, time_limit=seconds))
         warn_of_gap(cut, self.options)
         again = self._by_depth(row.point, self._draft(row.point, cut, solved, draft.placement))

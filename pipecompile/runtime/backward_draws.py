@@ -1,6 +1,6 @@
 """Random draws of backwards: of hooks on gradients, of backwards of `torch.autograd.Function`, and of regions that draw anew.
 
-No graph shows them. So the backward of the first micro-batch is watched once in each stage.
+No graph shows them. So the backward of the first micro-batch is watched once in each stage, and once more when hooks were registered.
 """
 
 from __future__ import annotations
@@ -27,17 +27,22 @@ class BackwardDraws:
 
     def __init__(self) -> None:
         self.stages: set[int] = set()
+        self._round = 0
+
+    def watch_again(self) -> None:
+        """Watch the next run of each backward: it has other hooks."""
+        self._round += 1
 
     def watched(self, run: Run, stage: int, *, is_alone: bool = True) -> Run:
-        """Return the function of a backward of a stage, whose first run is watched. `is_alone`: no other thread draws in Python meanwhile."""
-        is_watched = False
+        """Return the function of a backward of a stage, whose first run of a round is watched. `is_alone`: no other thread draws in Python meanwhile."""
+        watched = -1
 
         def function(frame: Frame) -> None:
-            nonlocal is_watched
-            if is_watched:
+            nonlocal watched
+            if watched == self._round:
                 run(frame)
                 return
-            is_watched = True
+            watched = self._round
             self._watched_run(run, frame, stage, python_sources() if is_alone else [])
 
         return function

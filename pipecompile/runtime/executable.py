@@ -29,6 +29,7 @@ from pipecompile.runtime.held_hooks import HeldHooks
 from pipecompile.runtime.hooked_updates import Before, HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
+from pipecompile.runtime.present_hooks import PresentHooks
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import InstructionFailure, Peaks, microbatch_of, run_error
 from pipecompile.runtime.worker_threads import WorkerThreads
@@ -71,6 +72,8 @@ class Executable:
         )
         self.updates = HookedUpdates(self.parameters, self.program, read_state(self.cells), holds=True)
         self.backward_draws, self.forward_draws = BackwardDraws(), ForwardDraws()
+        self._hooks = PresentHooks((module for cell in self.cells for module in cell.modules), self.parameters)
+        self._shows_now = False
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
         self._held = {threaded: HeldHooks(self.program, self.cells) for threaded in (False, True)}
         self._warnings: dict[tuple[bool, Draws], str] = {}
@@ -81,11 +84,26 @@ class Executable:
         """The recordings of cells of several."""
         return [graph for cell in self.cells if isinstance(cell, VariantCell) for graph in cell.graphs.values()]
 
-    @cached_property
+    def is_ordered_now(self) -> bool:
+        """Look for hooks that were registered since the last step, and return whether the order of cells shows. Watch backwards again
+        if gradients or layers have new hooks.
+        """
+        if self._hooks.look():
+            self.backward_draws.watch_again()
+        self._shows_now = bool(self._hooks or self.backward_draws.stages)
+        return self.is_ordered
+
+    @property
     def is_ordered(self) -> bool:
         """Whether the order of cells or their thread shows: stages draw random numbers, run Python of the user's that may leave something
-        behind, or read a `threading.local`; or stages have several copies, whose gradients are added in the order of the cells.
+        behind, or read a `threading.local`; or stages have several copies, whose gradients are added in the order of the cells. Hooks and
+        draws of backwards count as `is_ordered_now` has found them.
         """
+        return self._is_ordered_as_recorded or self._shows_now
+
+    @cached_property
+    def _is_ordered_as_recorded(self) -> bool:
+        """Whether the order of cells shows without hooks on gradients and hooks that were registered later."""
         effects = [one for cell in self.cells for one in cell.all_effects]
         shows = any(one.draws or one.runs_python for one in effects) or bool(self.program.directions)
         return shows or bool(self._readers_of_threads)

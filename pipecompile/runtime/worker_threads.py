@@ -27,6 +27,7 @@ from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import InstructionFailure
 from pipecompile.runtime.transport import ABORT, Aborted
 from pipecompile.torch_private.accelerators import is_accelerator
+from pipecompile.torch_private.modes import flushes_denormals
 from pipecompile.tracing.ambient_modes import contained
 
 __all__ = ["ThreadState", "WorkerThreads"]
@@ -34,13 +35,17 @@ __all__ = ["ThreadState", "WorkerThreads"]
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """Thread-local state of the caller that workers adopt: grad and inference mode, autocast, number of intra-op threads, CUDA streams."""
+    """Thread-local state of the caller that workers adopt: grad and inference mode, autocast and its cache, number of intra-op threads,
+    whether the CPU flushes denormal numbers, CUDA streams.
+    """
 
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype, bool], ...]
     threads: int
     streams: tuple[Any, ...]
+    caches_casts: bool = True
+    flushes_denormals: bool = False
 
     @classmethod
     def of_caller(cls, n_workers: int, devices: tuple[torch.device, ...]) -> ThreadState:
@@ -50,12 +55,16 @@ class ThreadState:
         autocast = tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
         threads = max(1, torch.get_num_threads() // n_workers)
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        return cls(*modes, autocast, threads, tuple(map(torch.accelerator.current_stream, gpus)))
+        streams = tuple(map(torch.accelerator.current_stream, gpus))
+        return cls(*modes, autocast, threads, streams, torch.is_autocast_cache_enabled(), flushes_denormals())
 
     def enter(self, stack: ExitStack) -> None:
-        """Adopt the state in this thread until `stack` closes; streams and the number of threads stay."""
+        """Adopt the state in this thread until `stack` closes. What no context manager sets stays, until the next run sets it."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
+        if flushes_denormals() != self.flushes_denormals:
+            torch.set_flush_denormal(self.flushes_denormals)
+        torch.set_autocast_cache_enabled(self.caches_casts)
         if self.inference:
             stack.enter_context(torch.inference_mode())
         stack.enter_context(torch.set_grad_enabled(self.grad))

@@ -60,7 +60,7 @@ class CutSettings(Group):
 
     n_stages: Annotated[int, stage_count]
     partitioner: Annotated[str, choice("auto", "dp", "ilp")]
-    time_limit: Annotated[float, number(30, zero=True, finite=False)]
+    time_limit: Annotated[float, number(30, finite=False)]
     gap: Annotated[float, _gap]
     plan: Annotated[Plan | None, _plan]
     tied: Annotated[str, choice("auto", "together", "apart")]

@@ -123,6 +123,11 @@ class MachineSettings(Group):
         if isinstance(self.bandwidth, tuple) and len(self.bandwidth) != count:
             hint = f"bandwidth={self.bandwidth[0][-1]:g}, for all pairs of devices"
             raise refusal("bandwidth", self.bandwidth, f"a {count} by {count} square", hint=hint)
+        if self.cost == "profile" and callable(self.costs):
+            why = "nothing is measured where a function returns the cost of every node"
+            raise InputError(
+                'cost="profile" is given together with a function as costs', why=why, hint="one of the two"
+            )
 
     @property
     def links(self) -> Links:

@@ -52,6 +52,7 @@ __all__ = [
     "enter_autocast",
     "exit_autocast",
     "fake_tensor_log_disabled",
+    "flushes_denormals",
     "forget_real_tensors",
     "has_thread_modes",
     "is_any_autocast_enabled",
@@ -173,6 +174,14 @@ def has_thread_modes() -> bool:
         not isinstance(torch._C._get_function_stack_at(index), torch.utils._device.DeviceContext)
         for index in range(count)
     )
+
+
+_SMALLEST = 5e-324
+
+
+def flushes_denormals() -> bool:
+    """Return whether the CPU computes with 0 for denormal numbers in this thread, as `torch.set_flush_denormal` has set it."""
+    return _SMALLEST * 1.0 == 0.0
 
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled

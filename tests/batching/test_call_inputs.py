@@ -12,11 +12,13 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.batching.call_inputs import (
     FlatInputs,
+    check_target,
     count_leaves,
     first_difference,
     flatten,
     flatten_target,
 )
+from pipecompile.batching.microbatches import scatter_tree
 from pipecompile.batching.offset_rows import offset_names
 from pipecompile.errors import InputError
 
@@ -157,3 +159,35 @@ def test_offsets_that_are_cut_come_with_one_warning() -> None:
         warnings.simplefilter("error", pc.RecordingWarning)
         piped([0, 1, 3, 4], 1)
         piped([3, 1, 0, 2], 2)
+
+
+def test_a_generator_is_refused_wherever_it_is() -> None:
+    """As a target, the first reader took its items, and the loss was computed with none."""
+    x = torch.zeros(4, 2)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    pipe = pc.compile(
+        model, 2, loss_fn=lambda out, target: (out - sum(target)).sum(), n_microbatches=2, cost="analytic"
+    )
+    for refused in (
+        lambda: call(row for row in [x]),
+        lambda: check_target({"rows": iter([x])}),
+        lambda: pipe.step(x, target=(row for row in [x])),
+        lambda: pipe.step(microbatches=[(x, (row for row in [x]))]),
+        lambda: scatter_tree(map(abs, [x]), 1, None, {}),
+    ):
+        with pytest.raises(InputError, match="it gives its items once"):
+            refused()
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_set_of_tensors_is_divided_as_a_list_is(kind: Any) -> None:
+    """A target of one sample was compared with the sets of all samples: it has the shape of a broadcast."""
+    x, y = torch.randn(4, 2), torch.randn(4, 2)
+    losses = []
+    for target in ([y], kind([y])):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        pipe = pc.compile(model, 2, loss_fn=lambda out, target: (out - sum(target)).pow(2).mean(), n_microbatches=4,
+                          cost="analytic")  # fmt: skip
+        losses.append(pipe.step(x, target=target))
+    assert torch.equal(*losses)

@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 import pipecompile as pc
 from pipecompile import TraceError
-from pipecompile.batching.containers import flatten_containers, shell_of, with_shells
+from pipecompile.batching.containers import check_rereadable, flatten_containers, shell_of, with_shells
 from pipecompile.tracing import trace
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024
@@ -192,3 +192,30 @@ def test_a_container_that_holds_itself_is_refused() -> None:
     itself.append(itself)
     with pytest.raises(pc.PipecompileError, match="cannot be taken apart into tensors\n  why    it holds itself"):
         flatten_containers({"x": itself})
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, type("Own", (frozenset,), {})])
+def test_a_set_of_tensors_is_taken_apart(kind: Any) -> None:
+    a, b = torch.zeros(2), torch.ones(3)
+    leaves, form = flatten_containers([kind((a, b)), kind((1, 2))])
+    assert {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} == {id(a), id(b)}
+    again, numbers = pytree.tree_unflatten(leaves, form)
+    assert (type(again), numbers) == (kind, kind((1, 2)))
+    assert {id(one) for one in again} == {id(a), id(b)}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda x: (row for row in [x]), "a generator"),
+        (lambda x: map(abs, [x]), "a map"),
+        (lambda x: iter([1]), "a list_iterator"),
+        (lambda x: {"a": x}.values(), "a dict_values"),
+        (lambda x: types.MappingProxyType({"a": x}), "a mappingproxy"),
+    ],
+)
+def test_what_is_read_once_and_views_of_tensors_are_refused_by_name(make: Any, told: str) -> None:
+    x = torch.zeros(4)
+    with pytest.raises(pc.InputError, match=f"y is {told}"):
+        check_rereadable([x, make(x)], lambda: ["x", "y"])
+    check_rereadable([x, 3, "text", {"a": 1}.keys(), range(3), None], list)

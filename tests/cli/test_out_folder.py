@@ -9,7 +9,7 @@ import typer
 
 from pipecompile.cli.command_report import CommandReport
 from pipecompile.cli.exit_codes import conclude
-from pipecompile.cli.out_folder import check_folder, folder_of
+from pipecompile.cli.out_folder import check_folder, file_of, folder_of
 from pipecompile.errors import InputError
 
 
@@ -23,6 +23,24 @@ def test_a_folder_that_there_is_or_can_be_made_is_taken(tmp_path: Path) -> None:
 def test_an_empty_path_is_not_the_present_folder() -> None:
     with pytest.raises(typer.BadParameter, match="no directory"):
         folder_of("")
+    with pytest.raises(typer.BadParameter, match="no file"):
+        file_of("")
+    assert file_of("plan.json") == Path("plan.json")
+
+
+def test_a_folder_that_may_be_written_and_takes_no_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc is such a folder for root: it was refused once the model had been cut."""
+
+    def refuse(**_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    check_folder(tmp_path)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("pipecompile.cli.out_folder.TemporaryFile", refuse)
+    with pytest.raises(InputError, match=r"(?s)cannot be written.*No such file"):
+        check_folder(tmp_path / "x")
 
 
 @pytest.mark.parametrize(

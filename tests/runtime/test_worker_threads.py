@@ -15,6 +15,7 @@ import pipecompile as pc
 from pipecompile.ir import LOSS
 from pipecompile.runtime import worker_threads
 from pipecompile.runtime.worker_threads import ThreadState, WorkerThreads
+from tests.support.eager import square_loss
 from tests.support.hand_cells import CPU, arrivals, executable, weights
 
 
@@ -83,6 +84,61 @@ def test_inference_mode_of_the_caller_is_adopted_and_given_up() -> None:
         assert not torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
     assert torch.is_grad_enabled()
+
+
+def test_casts_are_cached_and_denormal_numbers_kept_as_in_the_callers_thread() -> None:
+    """Workers cached casts under `autocast(cache_enabled=False)`, and kept denormal numbers that the caller flushes: the third step of
+    "auto" gave other bits than the second.
+    """
+
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = (torch.nn.Parameter(torch.ones(6)) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x * self.scale * 1e-38 * 1e-2) * self.shift
+
+    x = torch.ones(4, 6)
+    pipe = pc.compile(
+        Small(), 2, loss_fn=lambda out: out.double().mean(), n_microbatches=2, cost="analytic", dispatch="threads"
+    )
+    try:
+        for flushes in (False, True, False):
+            torch.set_flush_denormal(flushes)
+            assert (pipe.step(x) == 0) == flushes
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=flushes):
+                state = ThreadState.of_caller(1, (CPU,))
+            with ExitStack() as stack:
+                state.enter(stack)
+                assert torch.is_autocast_cache_enabled() == flushes
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_autocast_cache_enabled(True)
+
+
+def test_gradients_are_not_rounded_to_a_cached_cast() -> None:
+    layers = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(2))
+
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                for _ in range(3):
+                    x = torch.tanh(layer(x))
+            return x.float()
+
+    x, gradients = torch.randn(4, 6), []
+    for dispatch in ("inline", "threads"):
+        layers.zero_grad()
+        pipe = pc.compile(Twice(), 2, loss_fn=square_loss, n_microbatches=2, cost="analytic", dispatch=dispatch)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            pipe.step(x)
+        gradients.append([parameter.grad.clone() for parameter in layers.parameters()])
+    assert all(map(torch.equal, *gradients))
 
 
 def test_intra_op_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,9 @@ def constraints(n_stages: int = 2, **changes: Any) -> CutConstraints:
 def test_the_time_limit_is_in_seconds_and_may_be_infinite() -> None:
     assert settings(time_limit=np.float32(2)).time_limit == 2.0
     assert settings(time_limit=float("inf")).time_limit == float("inf")
-    with pytest.raises(InputError, match="time_limit=-1"):
-        settings(time_limit=-1)
+    for value in (-1, 0, 0.0, 5e-324, float("nan")):
+        with pytest.raises(InputError, match=f"time_limit={value}"):
+            settings(time_limit=value)
 
 
 def test_nothing_forced_is_false() -> None:

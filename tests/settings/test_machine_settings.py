@@ -144,3 +144,10 @@ def test_devices_have_their_index(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_than_a_list_is_refused_with_a_list_to_paste(devices: object) -> None:
     with pytest.raises(InputError, match=r'devices=\["cpu"\] \* 2'):
         resolve_devices(devices, 4, "zbv")
+
+
+def test_nothing_is_measured_where_a_function_gives_all_costs() -> None:
+    with pytest.raises(InputError, match='cost="profile" is given together with a function'):
+        settings(cost="profile", costs=lambda graph, inputs: {})
+    assert settings(cost="profile", costs={"fc": 1.0}).costs == {"fc": 1.0}
+    assert callable(settings(cost="analytic", costs=lambda graph, inputs: {}).costs)

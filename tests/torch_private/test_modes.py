@@ -14,6 +14,7 @@ from pipecompile.torch_private.modes import (
     disable_current_modes,
     enter_autocast,
     exit_autocast,
+    flushes_denormals,
     is_any_autocast_enabled,
     is_jit_tracing,
     is_mkldnn_enabled,
@@ -45,6 +46,12 @@ def test_grad_mode_is_switched_by_one_call() -> None:
     finally:
         set_grad_enabled(True)
     assert torch.is_grad_enabled()
+
+
+def test_whether_denormal_numbers_are_flushed_can_be_read() -> None:
+    for flushes in (True, False):
+        torch.set_flush_denormal(flushes)
+        assert flushes_denormals() == flushes
 
 
 def test_onednn_can_be_forbidden() -> None:
