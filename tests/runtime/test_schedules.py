@@ -15,6 +15,7 @@ import pipecompile as pc
 from pipecompile.driver.backend import ProcessBackend
 from pipecompile.graph import backward_split as divided
 from pipecompile.ir import Action, Kind
+from pipecompile.ir.directions import placement_of
 from pipecompile.runtime import interpreter
 from pipecompile.schedules import CATALOGUE
 from tests.support.eager import accumulate, assert_same, square_loss
@@ -29,6 +30,9 @@ TRAINING = [*(name for name, entry in CATALOGUE.items() if not entry.has_slices 
 def _every_weight_is_worth_a_w(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
     monkeypatch.setattr(interpreter, "may_join_backward", lambda *_: False)
+
+
+WITH_COPIES = [name for name, entry in CATALOGUE.items() if entry.has_copies]
 
 
 def devices_of(name: str) -> list[int]:
@@ -82,6 +86,8 @@ def test_gradients_equal_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> No
             )  # fmt: skip
             allowed = tolerance if dispatch == "inline" else max(tolerance, 1e-5)
             for schedule in (schedule for schedule, count in runs() if count == n_devices):
+                if name == "unet" and schedule in WITH_COPIES:
+                    continue  # statistics come in the order of the schedule, with a warning
                 model.load_state_dict(start.state_dict())
                 model.zero_grad()
                 loss = pipe.reschedule(schedule).step(**{key: x})
@@ -158,8 +164,10 @@ def test_the_model_sees_the_order_that_is_dumped(n_devices: int, tmp_path: Path,
         pipe.step(x)
         pipe.dump(tmp_path)
         dumped = pc.Schedule.from_csv((tmp_path / "schedule.csv").read_text())
+        moved = placement_of(dumped)
         for device, row in enumerate(dumped.rows):
-            seen = [(stage_of[n], *rest) for n, *rest in Marked.log if dumped.placement[stage_of[n]] == device]
+            log = [(stage_of[n], kind, m) for n, kind, m in Marked.log]
+            seen = [one for one in log if moved.get(one[2], dumped.placement)[one[0]] == device]
             assert seen == [(a.stage, _letter(a), a.microbatch) for a in row if a.kind not in _UNSEEN]
 
 
