@@ -57,7 +57,7 @@ from pipecompile.planning.joint_search import search_plan
 from pipecompile.planning.plan_memory import check_plan_memory
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_norms
-from pipecompile.tracing.ambient_modes import INFERENCE_MODE
+from pipecompile.tracing.ambient_modes import INFERENCE_MODE, contained
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.reachable_code import searches_kept
@@ -78,7 +78,8 @@ def specialize(
     """
     log, backend = PhaseLog(), context.backend
     check_sync_batchnorm(context.model, options.batch_norm, options.dispatch)
-    with switched(options.progress), searches_kept(), backend.without_collectives(context.model, options):
+    alone = backend.without_collectives(context.model, options)
+    with switched(options.progress), searches_kept(), contained(), alone:
         graph = log.run("record", _record_on_all, request, context, describe=_nodes)
         graph = log.run("prepare", note_ties, graph, verify=verify_graph, describe=_nodes)
         backend.agree_on_graph(graph, options.n_stages, request.counts, request.changes)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.errors import RecordingWarning
 from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.backward_draws import BackwardDraws, WatchingBuilder
@@ -32,9 +31,9 @@ from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.present_hooks import PresentHooks
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import InstructionFailure, Peaks, microbatch_of, run_error
+from pipecompile.runtime.thread_state import StagesInThreads
 from pipecompile.runtime.worker_threads import WorkerThreads
 from pipecompile.tracing.ambient_modes import contained
-from pipecompile.tracing.user_source import warn
 
 __all__ = ["Executable", "ProgramBinding"]
 
@@ -77,7 +76,7 @@ class Executable:
         self._idle: dict[bool, list[Frame]] = {False: [], True: []}
         self._held = {threaded: HeldHooks(self.program, self.cells) for threaded in (False, True)}
         self._warnings: dict[tuple[bool, Draws], str] = {}
-        self.orders = ForwardOrders(self.program, self.cells)
+        self.orders, self._in_threads = ForwardOrders(self.program, self.cells), StagesInThreads(self.cells)
 
     @property
     def _graphs(self) -> list[fx.GraphModule]:
@@ -96,7 +95,7 @@ class Executable:
     @property
     def is_ordered(self) -> bool:
         """Whether the order of cells or their thread shows: stages draw random numbers, run Python of the user's that may leave something
-        behind, or read a `threading.local`; or stages have several copies, whose gradients are added in the order of the cells. Hooks and
+        behind, read a `threading.local`, or set kernels for a part of a forward; or stages have several copies, whose gradients are added in the order of the cells. Hooks and
         draws of backwards count as `is_ordered_now` has found them.
         """
         return self._is_ordered_as_recorded or self._shows_now
@@ -106,13 +105,7 @@ class Executable:
         """Whether the order of cells shows without hooks on gradients and hooks that were registered later."""
         effects = [one for cell in self.cells for one in cell.all_effects]
         shows = any(one.draws or one.runs_python for one in effects) or bool(self.program.directions)
-        return shows or bool(self._readers_of_threads)
-
-    @cached_property
-    def _readers_of_threads(self) -> list[str]:
-        """The names of the loss, hooks and pieces kept whole that have a `threading.local` near them."""
-        holders = [one for cell in self.cells for each in cell.all_effects for one in each.state_holders.of_threads]
-        return list(dict.fromkeys(getattr(one, "__qualname__", type(one).__qualname__) for one in holders))
+        return shows or bool(self._in_threads)
 
     def draw_warning(self, *, threaded: bool) -> str:
         """Return a warning if random numbers are drawn in another order than in the plain loop; "" if not.
@@ -151,13 +144,8 @@ class Executable:
 
     @cached_property
     def threaded(self) -> Code:
-        """The code for a thread per device. The first use warns of a `threading.local` that stages read."""
-        if self._readers_of_threads:
-            warn(
-                f"{', '.join(self._readers_of_threads)} reads a threading.local, and each device's thread has its own attributes of it,"
-                " which are not those that this thread has set. Try dispatch='inline', or a contextvars.ContextVar",
-                RecordingWarning,
-            )
+        """The code for a thread per device. The first use warns of what shows then."""
+        self._in_threads.warn()
         return self._bound(threaded=True)
 
     def code(self, *, threaded: bool) -> Code:

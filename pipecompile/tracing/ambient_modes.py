@@ -1,4 +1,4 @@
-"""Grad mode and autocast of this thread: the ambient state in which the recorder sees a call."""
+"""Grad mode and autocast of this thread, and settings of kernels: the ambient state in which the recorder sees a call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pipecompile.torch_private.accelerators import accelerator_type
+from pipecompile.torch_private.kernel_settings import KernelSettings, kernel_settings, set_kernel_settings
 
 __all__ = ["INFERENCE_MODE", "LAYOUTS", "Ambient", "autocast_kinds", "contained"]
 
@@ -25,17 +26,25 @@ Kinds = tuple[tuple[str, str | None, bool], ...]
 class Ambient:
     """Grad mode, and the autocast dtype (None when off) of the CPU and of the accelerator in use.
 
-    `nesting` counts the autocast regions around: a weight is cast once per outermost region.
+    `nesting` counts the autocast regions around: a weight is cast once per outermost region. `kernels` are the settings by which torch
+    chooses kernels.
     """
 
     grad: bool
     autocast: Kinds
     nesting: int = 0
+    kernels: KernelSettings = ()
 
     @classmethod
     def now(cls, *, grad: bool | None = None) -> Ambient:
         """Return the state of this thread; `grad` overrides its grad mode."""
-        return cls(torch.is_grad_enabled() if grad is None else grad, autocast_kinds(), _nesting())
+        grad = torch.is_grad_enabled() if grad is None else grad
+        return cls(grad, autocast_kinds(), _nesting(), kernel_settings())
+
+    def kernels_beside(self, outside: Ambient) -> KernelSettings:
+        """Return the settings of kernels that are others than `outside`."""
+        around = dict(outside.kernels)
+        return tuple((name, value) for name, value in self.kernels if name not in around or around[name] != value)
 
 
 def autocast_kinds() -> Kinds:
@@ -63,12 +72,13 @@ def _nesting() -> int:
 @contextmanager
 def contained() -> Iterator[None]:
     """Close the regions that the block entered and did not leave: code that raises inside a region leaves the region open."""
-    grad, depth = torch.is_grad_enabled(), _nesting()
+    grad, depth, kernels = torch.is_grad_enabled(), _nesting(), kernel_settings()
     kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in {*_kinds(), "cuda"}]
     try:
         yield
     except BaseException:
         torch.set_grad_enabled(grad)
+        set_kernel_settings(kernels)
         while _nesting() > depth:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()

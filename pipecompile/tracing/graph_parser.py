@@ -37,6 +37,7 @@ __all__ = ["parse_graph"]
 _TITLE = re.compile(r"traced graph (.+), (training|evaluation)")
 _MODE = re.compile(r"mode (\d+): grad (on|off), nesting (\d+)(.*)")
 _KIND = re.compile(r", (\w+) (\w+) (cached|uncached)")
+_KERNEL = re.compile(r", kernel (\w+) (\w+)")
 _NODE = re.compile(r"(\w+) = (\w+) ([\w.<>]+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")(\(.*\))")
 _ROLES = {role.value: role for role in Role}
 
@@ -162,10 +163,11 @@ def _mode(header: _Header, line: str) -> None:
     match = _MODE.fullmatch(line)
     if match is None:
         raise InputError(f"{line!r} cannot be read", why="expected 'mode 0: grad on, nesting 0, cpu off cached'")
-    kinds = tuple(
+    kinds = [
         (kind, None if dtype == "off" else dtype, cached == "cached") for kind, dtype, cached in _KIND.findall(match[4])
-    )
-    header.modes[int(match[1])] = Ambient(match[2] == "on", kinds, int(match[3]))
+    ]
+    kernels = [(name, {"True": True, "False": False}.get(value, value)) for name, value in _KERNEL.findall(match[4])]
+    header.modes[int(match[1])] = Ambient(match[2] == "on", tuple(kinds), int(match[3]), tuple(kernels))
 
 
 def _region(header: _Header, rest: str) -> None:

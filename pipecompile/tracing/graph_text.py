@@ -130,7 +130,7 @@ class _GraphPrinter:
         yield f"device {noted.device}"
         yield f"gradients {'any' if noted.grad_mode is None else 'on' if noted.grad_mode else 'off'}"
         yield "outside mode 0"
-        yield from (f"mode {number}: {_mode(ambient)}" for ambient, number in self.modes.items())
+        yield from (f"mode {number}: {_mode(ambient, noted.outside)}" for ambient, number in self.modes.items())
         yield from (f"region {number}: {self._region(region)}" for region, number in self.regions.items())
 
     def _region(self, region: RecomputedRegion) -> str:
@@ -218,8 +218,9 @@ class _GraphPrinter:
         return sorted(self.memory.setdefault(key, len(self.memory)) for key in sorted(keys))
 
 
-def _mode(ambient: Ambient) -> str:
+def _mode(ambient: Ambient, outside: Ambient) -> str:
     kinds = [
         f", {kind} {dtype or 'off'} {'cached' if cached else 'uncached'}" for kind, dtype, cached in ambient.autocast
     ]
+    kinds += [f", kernel {name} {value}" for name, value in ambient.kernels_beside(outside)]
     return f"grad {'on' if ambient.grad else 'off'}, nesting {ambient.nesting}{''.join(kinds)}"

@@ -22,6 +22,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables, unhooked
 from pipecompile.torch_private.modules import parametrizations_uncached
 from pipecompile.torch_private.storages import storage_key
+from pipecompile.tracing.ambient_modes import contained
 from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.filled_arguments import objects_restored
 from pipecompile.tracing.state.function_state import function_restored, globals_restored
@@ -92,6 +93,7 @@ def undone(call: CheckedCall) -> Iterator[None]:
     loss_modules = [call.loss_fn] if isinstance(call.loss_fn, nn.Module) else []
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(contained())
         stack.enter_context(parametrizations_uncached())
         stack.enter_context(unhooked())
         stack.enter_context(output_muted())

@@ -14,7 +14,7 @@ import pytest
 from pipecompile.distributed import first_values, state_of_copies, update_differences, weights_of_copies
 from pipecompile.driver import compile_context, loss_reads
 from pipecompile.driver.warnings_once import WarningsOnce
-from pipecompile.runtime import executable, forward_order, held_hooks, hooked_updates
+from pipecompile.runtime import forward_order, held_hooks, hooked_updates, thread_state
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.draw_order import Draws
@@ -81,7 +81,7 @@ def test_each_row_has_a_warning() -> None:
         *texts(update_differences),
         *texts(weights_of_copies),
         *texts(state_of_copies),
-        *texts(executable),
+        *texts(thread_state),
         *texts(forward_order),
     ]
     for pattern in beginnings():

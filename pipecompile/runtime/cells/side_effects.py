@@ -14,6 +14,7 @@ from torch import fx, nn
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.kept_gradients import names_retain_grad
 from pipecompile.runtime.cells.loss_draws import LossDraws
+from pipecompile.torch_private.kernel_settings import set_kernel_settings
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.torch_private.modules import forward_hooks_of
 from pipecompile.torch_private.storages import storage_key
@@ -40,6 +41,7 @@ class SideEffects:
     loss_inputs       places of the inputs that the loss behind it gets, and may write
     retains           it has calls of `retain_grad`
     casts             it has autocast regions
+    sets_kernels      it sets kernels for a part of its forward (`sdpa_kernel`), which the whole process sees
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
     generators        the sources that its calls name as generators, and those that Python of its opaque pieces may draw from
     loss              whether the loss behind it draws; None without a loss of the user's
@@ -63,6 +65,7 @@ class SideEffects:
     loss: LossDraws | None = None
     loss_inputs: tuple[int, ...] = ()
     retains: bool = False
+    sets_kernels: bool = False
 
     @cached_property
     def keeps_gradients(self) -> bool:
@@ -111,6 +114,7 @@ class SideEffects:
             tuple(one.owner[0] if isinstance(one, OpaqueModule) else one for one in called),
             tuple(one for one in buffers if one.layout is torch.strided and counts[storage_key(one)] > 1),
             retains=any(node.op == "call_method" and node.target == "retain_grad" for node in nodes),
+            sets_kernels=any(node.target is set_kernel_settings for node in nodes),
         )
 
 

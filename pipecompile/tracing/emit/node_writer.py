@@ -9,8 +9,8 @@ Regions of grad mode and autocast: nodes set again the state in which each call 
                                       _set_grad_enabled(before)
                                       z = g(y)
 
-The state is noted on each node, and switches are emitted again wherever nodes are copied, so regions survive a cut. Outside
-all regions the state is the caller's.
+Settings of kernels (`sdpa_kernel`, `mkldnn.flags`) are set again in the same way. The state is noted on each node, and switches are
+emitted again wherever nodes are copied, so regions survive a cut. Outside all regions the state is the caller's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipecompile.torch_private.kernel_settings import kernel_settings, set_kernel_settings
 from pipecompile.torch_private.modes import enter_autocast, exit_autocast, set_grad_enabled
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.call_description import NodeCall, check_keywords
@@ -94,6 +95,7 @@ class Regions:
         self.graph, self.outside, self.now = graph, outside, outside
         self._open: list[tuple[Ambient, list[fx.Node]]] = []
         self._before: fx.Node | None = None
+        self._kernels_before: fx.Node | None = None
 
     def enter(self, ambient: Ambient) -> None:
         """Call before creating a node that was recorded under `ambient`."""
@@ -105,6 +107,8 @@ class Regions:
             self._open_autocast(ambient)
         if ambient.grad != self.now.grad:
             self._set_grad(ambient.grad)
+        if ambient.kernels != self.now.kernels:
+            self._set_kernels(ambient)
         self.now = ambient
 
     def close(self) -> None:
@@ -131,6 +135,14 @@ class Regions:
         if self._before is None:
             self._before = self._switch(enabled)
         self._switch(set_grad_enabled, self._before if grad == self.outside.grad else grad)
+
+    def _set_kernels(self, ambient: Ambient) -> None:
+        if self._kernels_before is None:
+            self._kernels_before = self._switch(kernel_settings)
+        if self.now.kernels_beside(self.outside):
+            self._switch(set_kernel_settings, self._kernels_before)
+        if others := ambient.kernels_beside(self.outside):
+            self._switch(set_kernel_settings, others)
 
     def _switch(self, function: object, *args: object) -> fx.Node:
         node = self.graph.call_function(function, args)  # type: ignore[arg-type]
