@@ -78,8 +78,7 @@ def specialize(
     """
     log, backend = PhaseLog(), context.backend
     check_sync_batchnorm(context.model, options.batch_norm, options.dispatch)
-    alone = backend.without_collectives(context.model, options)
-    with switched(options.progress), searches_kept(), contained(), alone:
+    with switched(options.progress), searches_kept(), contained(), backend.without_collectives(context.model, options):
         graph = log.run("record", _record_on_all, request, context, describe=_nodes)
         graph = log.run("prepare", note_ties, graph, verify=verify_graph, describe=_nodes)
         backend.agree_on_graph(graph, options.n_stages, request.counts, request.changes)

@@ -107,7 +107,7 @@ class Regions:
             self._open_autocast(ambient)
         if ambient.grad != self.now.grad:
             self._set_grad(ambient.grad)
-        if ambient.kernels != self.now.kernels:
+        if ambient.kernels_beside(self.outside) != self.now.kernels_beside(self.outside):
             self._set_kernels(ambient)
         self.now = ambient
 
