@@ -123,11 +123,14 @@ def _improved(
 
 
 def _different(objective: StepObjective, cuts: Sequence[list[int]]) -> Iterator[list[int]]:
-    """Yield the cuts but for those with nearly the work and the transfers of an earlier one, along the same path of stages."""
+    """Yield the cuts but for those with nearly the work and the transfers of an earlier one, along the same path of stages. Where
+    backwards are divided, cuts of the same work differ: what a stage computes for others and what for its weights decides.
+    """
     least, seen = _SAME_WORK * sum(objective.times) / len(objective.placement) or 1.0, set[tuple[object, ...]]()
     for cut in cuts:
         work = (round(time / least) for time in objective.stage_times(cut))
-        kind = (*work, *((edge, round(delay / least)) for edge, delay in objective.edges(cut)))
+        kind: tuple[object, ...] = (*work, *((edge, round(delay / least)) for edge, delay in objective.edges(cut)))
+        kind = tuple(cut) if objective.is_split else kind
         if kind not in seen:
             seen.add(kind)
             yield cut
