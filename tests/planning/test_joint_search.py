@@ -299,3 +299,10 @@ def test_the_cut_of_one_schedule_is_tried_under_the_others():
     """Here the shortest step is that of a schedule which is fourth under the cut of the least bottleneck."""
     case = Case(112)
     assert case.open() <= 1.005 * case.best(CATALOGUE)
+
+
+@pytest.mark.parametrize("seed", [424, 488])
+def test_the_best_cut_of_a_zero_bubble_schedule_is_found(seed):
+    """The formulas of 1F1B are too high for the one, and another cut with the same work was taken for the best of the other."""
+    case = Case(seed)
+    assert case.open() <= 1.0001 * case.best(CATALOGUE)
