@@ -155,7 +155,7 @@ REFUSED: dict[str, list[Bad]] = {
         Bad([len], "exact", beside=(("across_batch", "exact"), ("schedule", "gpipe"))),
     ],
     "gradient_sums": [Bad("devices", "gradient_sums='device'"), *[Bad(value, "is not known") for value in (None, True, X)]],
-    "time_limit": [Bad(value, "a number of at least 0") for value in (-1, "30", None, True, NAN, X, [30])],
+    "time_limit": [Bad(value, "a number above 0") for value in (-1, 0, "30", None, True, NAN, X, [30])],
     "gap": [*[Bad(value, "a finite number of at least 0") for value in (-1, "0", None, True, NAN, INF)], Bad(1, "below 1")],
     "tied": [Bad("togehter", "tied='together'"), *[Bad(value, "is not known") for value in (None, True, X)]],
     "checkpoint": [
@@ -238,7 +238,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "costs": [{"head": np.float32(1e-3)}, {"head": 0}],
     "restored": [np.uint8(2)],
     "cache_size": [np.int16(3)],
-    "time_limit": [np.float32(3), 0, INF],
+    "time_limit": [np.float32(3), 1, INF],
     "gap": [np.float32(0.01), 0],
     "checkpoint": [[np.bool_(True), False], (1, 0)],
     "has_aux": [np.bool_(False)],
