@@ -241,7 +241,7 @@ class Executable:
                     return
         if code.streams is not None:
             code.streams.fork(frame)
-        with contained():
+        with contained(), self._in_threads.kernels_restored() if workers else nullcontext():
             run_inline(code, frame) if workers is None else workers.run(code, frame)
         if code.streams is not None:
             code.streams.join()

@@ -4,12 +4,14 @@ kernels for a part of a forward, which all threads share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
+from pipecompile.torch_private.kernel_settings import kernel_settings, set_kernel_settings
 from pipecompile.tracing.user_source import warn
 
 __all__ = ["StagesInThreads"]
@@ -24,7 +26,7 @@ class StagesInThreads:
     def __bool__(self) -> bool:
         return self._sets_kernels or bool(self._readers)
 
-    @property
+    @cached_property
     def _sets_kernels(self) -> bool:
         return any(one.sets_kernels for cell in self._cells for one in cell.all_effects)
 
@@ -33,6 +35,18 @@ class StagesInThreads:
         """The names of the loss, hooks and pieces kept whole that have a `threading.local` near them."""
         holders = [one for cell in self._cells for each in cell.all_effects for one in each.state_holders.of_threads]
         return list(dict.fromkeys(getattr(one, "__qualname__", type(one).__qualname__) for one in holders))
+
+    @contextmanager
+    def kernels_restored(self) -> Iterator[None]:
+        """Restore the settings of kernels that threads leave: each takes those of another one for those outside."""
+        if not self._sets_kernels:
+            yield
+            return
+        before = kernel_settings()
+        try:
+            yield
+        finally:
+            set_kernel_settings(before)
 
     def warn(self) -> None:
         """Warn of what shows when each device has a thread."""

@@ -85,9 +85,15 @@ def test_a_stage_computes_with_the_kernels_that_its_part_of_the_forward_sets(opt
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 def test_threads_share_the_settings_of_the_process() -> None:
-    pipe = pc.compile(_model(), 2, n_microbatches=4, loss_fn=F.mse_loss, cost="analytic", dispatch="threads")
+    pipe, before = (
+        pc.compile(_model(), 2, n_microbatches=4, loss_fn=F.mse_loss, cost="analytic", dispatch="threads"),
+        kernel_settings(),
+    )
     with pytest.warns(pc.RecordingWarning, match="sets kernels for a part of its forward"):
         pipe.step(torch.randn(8, 12, 16), target=torch.randn(8, 12, 4))
+    for _ in range(20):
+        pipe.step(torch.randn(8, 12, 16), target=torch.randn(8, 12, 4))
+        assert kernel_settings() == before
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
