@@ -3,7 +3,8 @@
     with sdpa_kernel(SDPBackend.MATH):          flash_sdp False, mem_efficient_sdp False, cudnn_sdp False
         y = F.scaled_dot_product_attention(...)
 
-Settings of memory formats, of threads and of the default dtype are not among them: they change what is made, not the kernel.
+Precisions of float32 (TF32), numbers of threads and the default dtype are not among them: no context manager of torch sets these, and
+the old function for precisions fails where the new attributes are used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["KernelSettings", "kernel_settings", "set_kernel_settings"]
+__all__ = ["KernelSettings", "kernel_settings", "set_kernel_settings", "settings_beside"]
 
 KernelSettings = tuple[tuple[str, Any], ...]
 """Names of settings with their values."""
@@ -44,13 +45,29 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "cudnn_benchmark": _cudnn("benchmark"),
     "cudnn_deterministic": _cudnn("deterministic"),
     "deterministic": (_deterministic, _set_deterministic),
-    "matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
 }
 
 
 def kernel_settings() -> KernelSettings:
     """Return the present settings."""
     return tuple([(name, read()) for name, (read, _) in _SETTINGS.items()])
+
+
+_TOGETHER = (
+    ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp"),
+    ("cudnn", "cudnn_benchmark", "cudnn_deterministic"),
+)
+"""Settings that torch's context managers set together."""
+
+
+def settings_beside(settings: KernelSettings, outside: KernelSettings) -> KernelSettings:
+    """Return the settings that are others than `outside`, with those that were set together with them: the caller may change these
+    outside later.
+    """
+    around = dict(outside)
+    others = {name for name, value in settings if name not in around or around[name] != value}
+    others |= {name for names in _TOGETHER if others.intersection(names) for name in names}
+    return tuple(pair for pair in settings if pair[0] in others)
 
 
 def set_kernel_settings(settings: KernelSettings) -> None:

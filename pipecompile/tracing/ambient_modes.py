@@ -10,7 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from pipecompile.torch_private.accelerators import accelerator_type
-from pipecompile.torch_private.kernel_settings import KernelSettings, kernel_settings, set_kernel_settings
+from pipecompile.torch_private.kernel_settings import (
+    KernelSettings,
+    kernel_settings,
+    set_kernel_settings,
+    settings_beside,
+)
 
 __all__ = ["INFERENCE_MODE", "LAYOUTS", "Ambient", "autocast_kinds", "contained"]
 
@@ -42,9 +47,8 @@ class Ambient:
         return cls(grad, autocast_kinds(), _nesting(), kernel_settings())
 
     def kernels_beside(self, outside: Ambient) -> KernelSettings:
-        """Return the settings of kernels that are others than `outside`."""
-        around = dict(outside.kernels)
-        return tuple((name, value) for name, value in self.kernels if name not in around or around[name] != value)
+        """Return the settings of kernels that are set here, and not `outside`."""
+        return () if self.kernels == outside.kernels else settings_beside(self.kernels, outside.kernels)
 
 
 def autocast_kinds() -> Kinds:

@@ -20,7 +20,6 @@ CHANGES: dict[str, Any] = {
     "mkldnn": False,
     "cudnn_benchmark": True,
     "deterministic": "warn",
-    "matmul_precision": "high",
 }
 
 
@@ -121,3 +120,58 @@ def test_the_text_of_a_graph_has_them() -> None:
     assert ", kernel flash_sdp False, kernel mem_efficient_sdp False" in text
     assert ", kernel mkldnn False" in text
     assert str(parse_graph(text)) == text
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
+def test_what_the_user_changes_later_counts() -> None:
+    """The kernels that a layer asks for, and those outside: a part sets all that its context manager sets."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.backend = nn.Linear(16, 48), SDPBackend.MATH
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.into(x).chunk(3, -1))
+            with sdpa_kernel(self.backend):
+                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    torch.manual_seed(0)
+    model, before = nn.Sequential(Chosen(), nn.Tanh(), Chosen()), kernel_settings()
+    eager, x = copy.deepcopy(model), torch.randn(8, 12, 16)
+    pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=4, loss_fn=torch.Tensor.mean, cost="analytic")
+    changes = {
+        "first": lambda: None,
+        "outside": lambda: torch.backends.cuda.enable_math_sdp(False),
+        "attribute": lambda: choose(),
+    }
+
+    def choose() -> None:
+        for layer in (model[0], model[2], eager[0], eager[2]):
+            layer.backend = SDPBackend.FLASH_ATTENTION
+
+    try:
+        for name, change in changes.items():
+            change()
+            model.zero_grad()
+            eager.zero_grad()
+            pipe.step(x)
+            for part in x.chunk(4):
+                (eager(part).mean() / 4).backward()
+            for one, wanted in zip(model.parameters(), eager.parameters(), strict=True):
+                assert torch.equal(one.grad, wanted.grad), name
+    finally:
+        set_kernel_settings(before)
+
+
+def test_the_new_attributes_of_precision_are_no_obstacle() -> None:
+    """torch refuses to read the old setting where the new attributes are used, and every step reads settings."""
+    matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        pipe = pc.compile(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), 2, n_microbatches=2, loss_fn=F.mse_loss, cost="analytic"
+        )
+        assert pipe.step(torch.randn(4, 4), target=torch.randn(4, 2)).isfinite()
+    finally:
+        matmul.fp32_precision = before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections import deque
 from typing import Any
 
@@ -13,10 +14,21 @@ from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.object_state import Walk
 from pipecompile.tracing.guards.read_state import Place
 
-__all__ = ["ATOMS", "add_container"]
+__all__ = ["ATOMS", "add_container", "is_atom"]
 
 ATOMS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range, enum.Enum)
 """Types of values without parts."""
+
+
+def is_atom(value: Any) -> bool:
+    """Return whether a value has no parts: of these types, or a member of an enum of C++, such as `SDPBackend.MATH`."""
+    return isinstance(value, ATOMS) or _is_native_enum(type(value))
+
+
+@functools.cache
+def _is_native_enum(cls: type) -> bool:
+    return hasattr(cls, "__members__") and any(base.__module__ == "pybind11_builtins" for base in cls.__mro__)
+
 
 _MANY = 256
 """Items from which on a container of plain values is one value, without a label per item."""

@@ -28,7 +28,7 @@ from torch import nn
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, users_hooks
 from pipecompile.tracing.container_items import CONTAINERS
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
-from pipecompile.tracing.guards.container_state import ATOMS, add_container
+from pipecompile.tracing.guards.container_state import add_container, is_atom
 from pipecompile.tracing.guards.executed_code import functions_of, source_of, without_variables
 from pipecompile.tracing.guards.library_state import add_library_object
 from pipecompile.tracing.guards.lifted_state import Holder
@@ -131,7 +131,7 @@ class StateReader:
 
     def _visit(self, value: Any, label: str, place: Place, holder: Holder | None) -> None:
         add = self.state.add
-        if isinstance(value, ATOMS):
+        if is_atom(value):
             add(label, type(value) if self.is_lifted(label, value) else value, place)
             if holder is not None and type(value) in (int, float):
                 self.state.holders[label] = holder
