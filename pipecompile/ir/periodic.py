@@ -148,11 +148,9 @@ class PeriodicSchedule:
             prologue, period, epilogue = (
                 tuple(tuple(map(Action.parse, row.split())) for row in data[name]) for name in _PARTS
             )
-            n_stages, placement = (
-                _count(data, "n_stages"),
-                tuple(_count({"placement": d}, "placement") for d in data["placement"]),
-            )
-            repetitions, step, name = _count(data, "repetitions"), _count(data, "step"), str(data["name"])
+            n_stages, repetitions, step = (_count(name, data[name]) for name in ("n_stages", "repetitions", "step"))
+            placement = tuple(_count("placement", device) for device in data["placement"])
+            name = str(data["name"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ScheduleError("the text is no periodic schedule", why=f"{type(error).__name__}: {error}") from None
         if (sliced := first_slice((*prologue, *period, *epilogue))) is not None:
@@ -163,11 +161,11 @@ class PeriodicSchedule:
 _PARTS = ("prologue", "period", "epilogue")
 
 
-def _count(data: dict[str, Any], name: str) -> int:
-    """Return a whole number of the data. Raise TypeError for another value: int() would cut 2.7 off."""
-    if type(data[name]) is not int:
-        raise TypeError(f"{name} is {shown(data[name])}, no whole number")
-    return int(data[name])
+def _count(name: str, value: Any) -> int:
+    """Return a whole number. Raise TypeError for another value: int() would make 2 of 2.7."""
+    if type(value) is not int:
+        raise TypeError(f"{name} is {shown(value)}, no whole number")
+    return value
 
 
 def _check_epilogue(epilogue: Rows, later: int) -> None:

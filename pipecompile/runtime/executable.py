@@ -95,8 +95,8 @@ class Executable:
     @property
     def is_ordered(self) -> bool:
         """Whether the order of cells or their thread shows: stages draw random numbers, run Python of the user's that may leave something
-        behind, read a `threading.local`, or set kernels for a part of a forward; or stages have several copies, whose gradients are added in the order of the cells. Hooks and
-        draws of backwards count as `is_ordered_now` has found them.
+        behind, read a `threading.local`, or set kernels for a part of a forward; or stages have several copies, whose gradients are
+        added in the order of the cells. Hooks and draws of backwards count as `is_ordered_now` has found them.
         """
         return self._is_ordered_as_recorded or self._shows_now
 
@@ -199,6 +199,7 @@ class Executable:
         if (self.threaded if threaded else self.inline).streams is not None:
             frame.registers = [None] * len(frame.registers)  # of receive buffers; the next run waits before it copies
         frame.arrivals, frame.departures, frame.recordings, frame.left, frame.kept = {}, {}, (), {}, {}
+        frame.ended.clear()
         self._idle[threaded].append(frame)
 
     @cached_property

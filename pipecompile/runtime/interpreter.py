@@ -106,7 +106,7 @@ class CodeBuilder:
         self.links, self.divided = dict[tuple[int, int], Link](), dict[int, DividedBackward]()
         self.recomputes = Kind.RECOMPUTE in {i.action.kind for row in program.rows for i in row if i.action is not None}
         self.left = LeftTensors.of(cells)
-        self.kept = BackwardReads.of(cells, self.left.turns, threaded=threaded)
+        self.kept = BackwardReads.of(program, cells, self.left.turns, threaded=threaded)
         self.log = ChangeLog() if self.recomputes else None
         self.recomputes = self.recomputes or any(effects.redraws for cell in cells for effects in cell.all_effects)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class Frame:
     host_buffers  register ──► memory of the host for what forwards saved, kept for the next run
     left          (stage, micro-batch) ──► the tensors that its forward has left on objects (cells/left_tensors.py)
     kept          (stage, micro-batch) ──► the attributes that its forward has left, for its backward (cells/backward_reads.py)
+    ended         micro-batch ──► how many of its backwards are over, where these attributes are kept
     """
 
     registers: list[Any]
@@ -44,6 +46,7 @@ class Frame:
     host_buffers: dict[int, Any] = field(default_factory=dict)
     left: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     kept: dict[tuple[int, int], dict[Any, Any]] = field(default_factory=dict)
+    ended: Counter[int] = field(default_factory=Counter)
 
     def clear(self) -> None:
         """Let go of all values, in the very containers, which a traceback may hold. The frame cannot be used again."""
@@ -56,6 +59,7 @@ class Frame:
             self.host_buffers,
             self.left,
             self.kept,
+            self.ended,
         ):
             container.clear()
 

@@ -27,6 +27,14 @@ def test_bubble_and_memory_are_those_of_the_paper(p: int) -> None:
     assert [2 * peak for peak in timeline.peak_in_flight] == [*ends, *reversed(ends)]
 
 
+@pytest.mark.parametrize("p", range(4, 13, 2))
+@pytest.mark.parametrize("more", [2, 4, 10, 12])
+def test_more_micro_batches_save_a_forward(p: int, more: int) -> None:
+    timeline = simulate(build_schedule("chimera", p, p + more), forward=1.0, backward=2.0)
+    assert timeline.makespan == 3 * (p + more) + (p - 2) * 2 - 1
+    assert max(timeline.peak_in_flight) * 2 <= p + 1
+
+
 @pytest.mark.parametrize("p", range(2, 11))
 @pytest.mark.parametrize("m", [2, 5, 8, 12, 33])
 def test_it_is_no_slower_than_1f1b(p: int, m: int) -> None:

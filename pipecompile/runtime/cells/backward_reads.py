@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
-from pipecompile.ir import UNTRAINED, Action, Kind
+from pipecompile.ir import UNTRAINED, Action, Kind, Program
 from pipecompile.runtime.cells.left_places import LeftPlaces
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
@@ -40,13 +40,15 @@ class BackwardReads:
     @classmethod
     def of(
         cls,
+        program: Program,
         cells: Sequence[Cell | VariantCell],
         turns: AbstractContextManager[Any] | None = None,
         *,
         threaded: bool = False,
     ) -> BackwardReads:
-        """Return what keeps the attributes that the stages of these cells leave."""
-        effects = {stage: cell.all_effects for stage, cell in enumerate(cells)}
+        """Return what keeps the attributes that the stages of these cells leave. Without a backward in the program nothing is kept."""
+        trains = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
+        effects = {stage: cell.all_effects for stage, cell in enumerate(cells if trains else ())}
         leaves = {stage: each for stage, each in effects.items() if any(one.places or one.runs_python for one in each)}
         return cls({stage: _LeftKeys(LeftPlaces(each)) for stage, each in leaves.items()}, turns, threaded=threaded)
 
@@ -81,21 +83,16 @@ class BackwardReads:
                     for container, name, own, now in replaced:
                         if value_at(container, name) is own:
                             put_value(container, name, now)
-                over = is_end and (self._threaded or self._is_last(frame, action))
+                over = is_end and (self._threaded or self._is_last(frame, microbatch))
                 for key in keys if over else ():
                     _forget(frame, key)
 
         return reading if stages else run
 
-    def _is_last(self, frame: Frame, action: Action) -> bool:
-        """Note a backward that is over. Return whether it was the last one of its micro-batch: not all stages wait for each other."""
-        over = frame.kept.setdefault((_OVER, action.microbatch), {})
-        over[action.stage, None] = {}, None
-        return len(over) == self._ends[action.microbatch]
-
-
-_OVER = -1
-"""Place of a stage in the keys of `Frame.kept`: the backwards of a micro-batch that are over."""
+    def _is_last(self, frame: Frame, microbatch: int) -> bool:
+        """Count a backward that is over. Return whether it was the last one of its micro-batch: not all stages wait for each other."""
+        frame.ended[microbatch] += 1
+        return frame.ended[microbatch] == self._ends[microbatch]
 
 
 class _LeftKeys:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 from collections import deque
 from typing import Any
 
@@ -25,7 +24,6 @@ def is_atom(value: Any) -> bool:
     return isinstance(value, ATOMS) or _is_native_enum(type(value))
 
 
-@functools.cache
 def _is_native_enum(cls: type) -> bool:
     return hasattr(cls, "__members__") and any(base.__module__ == "pybind11_builtins" for base in cls.__mro__)
 
