@@ -37,6 +37,7 @@ class ForwardOrders:
     def __init__(self, program: Program, cells: Sequence[Cell | VariantCell]) -> None:
         self._program, self._cells = program, cells
         self._found: dict[bool, dict[int, Order]] = {}
+        self._looked_at: dict[bool, int] = {}  # recordings of stages, which a list of micro-batches adds to
 
     def warn_of_stages(
         self, names: Callable[[], Mapping[int, str]], inline: Callable[[], Sequence[Place]], *, threaded: bool
@@ -46,8 +47,9 @@ class ForwardOrders:
         """
         if threaded not in self._found:
             self._found[threaded] = self._orders(inline, threaded=threaded)
-        if self._found[threaded]:
-            counted = names()
+        count = sum(len(cell.all_effects) for cell in self._cells) if self._found[threaded] else 0
+        if self._found[threaded] and self._looked_at.get(threaded) != count:
+            self._looked_at[threaded], counted = count, names()
             written = ((stage, _written(self._cells[stage], counted)) for stage in self._found[threaded])
             self._warn(next((pair for pair in written if pair[1]), None), threaded=threaded)
 

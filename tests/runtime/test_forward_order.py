@@ -132,3 +132,15 @@ def test_a_list_of_several_recordings_is_warned_of() -> None:
     )  # fmt: skip
     with pytest.warns(pc.RecordingWarning, match=r"order 1, 0, 3, 2, and writes norm.running_mean"):
         pipe.step(microbatches=[(torch.randn(2, n, 6), torch.randint(3, (2,))) for n in (3, 7, 3, 7)])
+
+
+def test_buffers_are_looked_at_once_and_not_in_every_step() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(8, 6)
+    pipe = pc.compile(
+        model, 2, example_args=(x,), n_microbatches=4, loss_fn=F.cross_entropy, schedule=TURNED, cost="analytic"
+    )
+    target = torch.randint(3, (8,))
+    pipe.step(x, target=target)
+    (executable,) = pipe._cache.latest.executables.values()
+    executable._updated_buffers = lambda: pytest.fail("in every step")  # type: ignore[method-assign]
+    pipe.step(x, target=target)
