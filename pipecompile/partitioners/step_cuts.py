@@ -128,12 +128,16 @@ def _different(objective: StepObjective, cuts: Sequence[list[int]]) -> Iterator[
     """
     least, seen = _SAME_WORK * sum(objective.times) / len(objective.placement) or 1.0, set[tuple[object, ...]]()
     for cut in cuts:
-        work = (round(time / least) for time in objective.stage_times(cut))
-        kind: tuple[object, ...] = (*work, *((edge, round(delay / least)) for edge, delay in objective.edges(cut)))
-        kind = tuple(cut) if objective.is_split else kind
+        kind = tuple(cut) if objective.is_split else _rounded(objective, cut, least)
         if kind not in seen:
             seen.add(kind)
             yield cut
+
+
+def _rounded(objective: StepObjective, cut: list[int], least: float) -> tuple[object, ...]:
+    """Return the work of each stage and the transfers of a cut, in multiples of `least` seconds."""
+    work = (round(time / least) for time in objective.stage_times(cut))
+    return (*work, *((edge, round(delay / least)) for edge, delay in objective.edges(cut)))
 
 
 def _kicked(objective: StepObjective, ranges: StageRanges | None, found: Estimates) -> Estimates:

@@ -11,8 +11,9 @@
                               and over (a, b)   through(a, b) + (M - 1) * transfers between these devices, one way
 
 The formulas are those of 1F1B. Where the schedule is short enough, the seconds of a walk of it (`schedule_walk.py`) count instead: the
-formulas are up to 15 % too low where transfers are slow, and 10 % too high for schedules with fewer waits. The estimate orders cuts; a simulation under the schedule that will
-run decides between the best of them (`planning/step_search.py`). Loads are as in `objective.py`, but a transfer delays a path and occupies a link, not a device.
+formulas are up to 15 % too low where transfers are slow, and 10 % too high for schedules with fewer waits. The estimate orders cuts; a
+simulation under the schedule that will run decides between the best of them (`planning/step_search.py`). Loads are as in `objective.py`,
+but a transfer delays a path and occupies a link, not a device.
 
     bound      = max of   M * total / devices,  M * largest cluster       work
                           the longest path of operations                  one micro-batch, forward and back

@@ -34,7 +34,9 @@ class BackwardDraws:
         self._round += 1
 
     def watched(self, run: Run, stage: int, *, is_alone: bool = True) -> Run:
-        """Return the function of a backward of a stage, whose first run of a round is watched. `is_alone`: no other thread draws in Python meanwhile."""
+        """Return the function of a backward of a stage, whose first run of a round is watched. `is_alone`: no other thread draws in Python
+        meanwhile.
+        """
         watched = -1
 
         def function(frame: Frame) -> None:

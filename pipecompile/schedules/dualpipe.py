@@ -47,7 +47,9 @@ def build_dualpipe(n_stages: int, n_microbatches: int, n_devices: int) -> Schedu
 
 
 def _row(row: tuple[Action, ...], device: int, *, turned: bool) -> Iterator[Action]:
-    """Yield the row of a device of the V: its first stage for one direction, its second stage for the other; `turned`, the other way round."""
+    """Yield the row of a device of the V: its first stage for one direction, its second stage for the other; `turned`, the other way
+    round.
+    """
     for action in row:
         is_second = action.stage != device
         yield replace(action, microbatch=2 * action.microbatch + (is_second != turned))

@@ -67,10 +67,8 @@ class HostCopies:
                     tasks.changes[device].append(self.change(action, task, size * costs.byte_share(action)))
         moved = placement_of(schedule)
         for stage, microbatch, place in self.out:
-            device, share = (
-                moved.get(microbatch, schedule.placement)[stage],
-                costs.slices.of_bytes(place) if costs.slices else 1.0,
-            )
+            device = moved.get(microbatch, schedule.placement)[stage]
+            share = costs.slices.of_bytes(place) if costs.slices else 1.0
             tasks.links += [(device, HOST), (HOST, device)]
             tasks.delays += [costs.offload_seconds(stage) * share] * 2
         cells, label, first = list(self.out), tasks.label, self.first

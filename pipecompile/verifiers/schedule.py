@@ -157,14 +157,10 @@ def _listed(what: str, units: Iterable[int], count: int | None = None, *, n_slic
     shown = sorted(units)
     count = len(shown) if count is None else count
     if count:
-        noun = (
-            ("micro-batch" if count == 1 else "micro-batches")
-            if n_slices == 1
-            else ("slice" if count == 1 else "slices")
-        )
+        one, many = ("micro-batch", "micro-batches") if n_slices == 1 else ("slice", "slices")
         texts = (unit_text(unit, n_slices) for unit in shown[:SHOWN])
         more = f" and {count - SHOWN} more" if count > SHOWN else ""
-        yield f"{what} for {noun} {', '.join(texts)}{more}"
+        yield f"{what} for {one if count == 1 else many} {', '.join(texts)}{more}"
 
 
 def _overlap_faults(schedule: Schedule) -> Iterator[str]:

@@ -58,8 +58,8 @@ class OpaquePieces:
     """The opaque pieces of one model; grows with each failed recording.
 
     `reasons` has the opaque pieces, `result_specs` what each of their calls returns, `rejected` why a piece cannot be
-    opaque, and `hints` what to try then. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record gradients. `has_blocks`: blocks
-    of statements may be pieces; they may not after a recording with them has failed.
+    opaque, and `hints` what to try then. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record
+    gradients. `has_blocks`: blocks of statements may be pieces; they may not after a recording with them has failed.
     """
 
     def __init__(self, model: nn.Module, inputs: FlatInputs) -> None:

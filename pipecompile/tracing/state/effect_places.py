@@ -42,8 +42,8 @@ def put_value(container: Any, key: Any, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EffectPlace:
-    """A key of a container, or with key None all items of a list or set. `is_count` says that a number is added to what is there, `is_attribute`
-    that the container is the attributes of a module, and gets no list or dict.
+    """A key of a container, or with key None all items of a list or set. `is_count` says that a number is added to what is there,
+    `is_attribute` that the container is the attributes of a module, and gets no list or dict.
     """
 
     route: ContainerRoute
