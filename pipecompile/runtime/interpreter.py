@@ -30,6 +30,7 @@ from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, kep
 from pipecompile.runtime.cells.sliced import SliceRun, slice_run, sliced_backward, sliced_forward
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
 from pipecompile.runtime.cells.stage_locks import StageLocks
+from pipecompile.runtime.cells.state_turns import StateTurns
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import timed_cell
 from pipecompile.runtime.profiler_ranges import in_range
@@ -83,7 +84,7 @@ def bind(
     walk = in_turn(program) if is_serial else merged(program)
     freed = dict.fromkeys(walk, ()) if launches_on is not None else frees_after(program, walk)
     flat = tuple(then_free(rows[d][i], [builder.register(o, d) for o in frees]) for (d, i), frees in freed.items())
-    return Code(program, rows, tuple(freed), flat, len(builder.registers), builder.n_channels, threaded, launches_on)
+    return Code(program, rows, tuple(freed), flat, len(builder.registers), len(builder.channels), threaded, launches_on)
 
 
 class CodeBuilder:
@@ -104,21 +105,16 @@ class CodeBuilder:
         self.locks, self.is_launched, self.received = StageLocks(program, threaded=threaded), False, set[int]()
         self.registers, self.channels = dict[object, int](), dict[object, int]()
         self.links, self.divided = dict[tuple[int, int], Link](), dict[int, DividedBackward]()
+        self.left, self.kept = LeftTensors.of(cells), BackwardReads.of(program, cells, threaded=threaded)
         self.recomputes = Kind.RECOMPUTE in {i.action.kind for row in program.rows for i in row if i.action is not None}
-        self.left = LeftTensors.of(cells)
-        self.kept = BackwardReads.of(program, cells, self.left.turns, threaded=threaded)
         self.log = ChangeLog() if self.recomputes else None
+        self.turns = StateTurns.of(cells, threaded=threaded, reaches=self.recomputes or bool(self.left.places))
         self.recomputes = self.recomputes or any(effects.redraws for cell in cells for effects in cell.all_effects)
 
     def register(self, operand: Operand, device: int) -> int:
         """Return the register of an operand on a device, a new one at the first request."""
         key = (device, operand.value.name, operand.value.consumer, operand.slot)
         return self.registers.setdefault(key, len(self.registers))
-
-    @property
-    def n_channels(self) -> int:
-        """The number of channels so far."""
-        return len(self.channels)
 
     def run(self, instruction: Instruction, device: int) -> Run:
         """Return the function of an instruction."""
@@ -199,8 +195,8 @@ class CodeBuilder:
         else:
             cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
         name = str(in_slices(action, self.program.n_slices))
-        run = self.locks.around(self.kept.around(cell(action, registers, self.devices[device]), action), action)
-        return self.timed(in_range(run, name), device, name)
+        run = self.kept.around(cell(action, registers, self.devices[device]), action)
+        return self.timed(in_range(self.locks.around(self.turns.around(run, action), action), name), device, name)
 
     def timed(self, run: Run, device: int, name: str) -> Run:
         """Return the function of a cell, which notes its times, with its GPU as the current one."""

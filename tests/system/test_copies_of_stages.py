@@ -133,10 +133,8 @@ def test_statistics_are_those_of_the_loop_if_deferred() -> None:
 
 def test_statistics_of_each_microbatch_come_in_the_order_of_the_schedule_with_a_warning() -> None:
     torch.manual_seed(0)
-    model, (x, target) = (
-        nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6)).double(),
-        _batch(),
-    )
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6)).double()
+    x, target = _batch()
     pipe = pc.compile(
         model, 2, example_args=(x,), n_microbatches=M, loss_fn=F.cross_entropy, schedule="chimera", batch_norm="each", cost="analytic"
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -239,3 +240,38 @@ def test_an_attribute_that_later_micro_batches_overwrite_is_an_error_with_a_way_
     pipe = pc.compile(Around(Averages()), 2, n_microbatches=4, loss_fn=square, cost="analytic")
     with pytest.raises(pc.RunError, match=r'(?s)inplace operation.*later micro-batch.*try +checkpoint="always"'):
         pipe.step(torch.randn(16, 8), target=torch.randn(16, 8))
+
+
+class Slow(Sometimes):
+    """Takes 5 ms forward, so that the next stage is not behind, and 20 ms backward."""
+
+    def run(self, x):
+        time.sleep(0.005)
+        y = super().run(x)
+        y.register_hook(lambda _gradient: time.sleep(0.02))
+        return y
+
+
+class SlowAgain(Kept):
+    """Takes 15 ms when it is recomputed: the recomputation of micro-batch 2 begins in the backward of `Slow`, and ends after it."""
+
+    def run(self, x):
+        time.sleep(0.015 if pc.is_recomputing() else 0)
+        return self.layer(x)
+
+
+def test_a_backward_in_threads_is_not_seen_by_the_recomputation_of_another_stage() -> None:
+    """The backward finds the attributes of its own micro-batch. The recomputation would put them back for good."""
+    torch.manual_seed(0)
+    model = Around(Slow())
+    model.b = SlowAgain()
+    eager = copy.deepcopy(model)
+    pipe = pc.compile(
+        model, 3, n_microbatches=4, loss_fn=square, cost="analytic", checkpoint="always", schedule="gpipe", dispatch="threads"
+    )  # fmt: skip
+    for _ in range(5):
+        x = torch.randn(16, 8)
+        for part in x.chunk(4):
+            eager(part)
+        pipe.step(x, target=torch.randn(16, 8))
+        assert (model.kept.calls, plain(model.kept.total)) == (eager.kept.calls, plain(eager.kept.total))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -26,31 +25,20 @@ __all__ = ["BackwardReads"]
 class BackwardReads:
     """Keeps what the forwards of a program leave in attributes and dicts until their backwards. `Frame.kept` has, by stage and
     micro-batch, the values by container and key. In one thread, a backward finds what the forwards of all stages have left; in threads,
-    where two backwards may run at once, what that of its own stage has left. There a backward takes one of the `turns` of the loss, which
-    would find what the backward has put back.
+    where two backwards may run at once, what that of its own stage has left.
     """
 
-    def __init__(
-        self, stages: dict[int, _LeftKeys], turns: AbstractContextManager[Any] | None = None, *, threaded: bool = False
-    ) -> None:
+    def __init__(self, stages: dict[int, _LeftKeys], *, threaded: bool = False) -> None:
         self._stages, self._threaded = stages, threaded
-        self._turns = turns if threaded and turns is not None else nullcontext()
         self._ends = Counter[int]()  # per micro-batch, the backwards that this is around
 
     @classmethod
-    def of(
-        cls,
-        program: Program,
-        cells: Sequence[Cell | VariantCell],
-        turns: AbstractContextManager[Any] | None = None,
-        *,
-        threaded: bool = False,
-    ) -> BackwardReads:
+    def of(cls, program: Program, cells: Sequence[Cell | VariantCell], *, threaded: bool = False) -> BackwardReads:
         """Return what keeps the attributes that the stages of these cells leave. Without a backward in the program nothing is kept."""
         trains = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
         effects = {stage: cell.all_effects for stage, cell in enumerate(cells if trains else ())}
         leaves = {stage: each for stage, each in effects.items() if any(one.places or one.runs_python for one in each)}
-        return cls({stage: _LeftKeys(LeftPlaces(each)) for stage, each in leaves.items()}, turns, threaded=threaded)
+        return cls({stage: _LeftKeys(LeftPlaces(each)) for stage, each in leaves.items()}, threaded=threaded)
 
     def around(self, run: Run, action: Action) -> Run:
         """Return the function of an action: a forward notes what it leaves, and a backward finds it."""
@@ -75,17 +63,16 @@ class BackwardReads:
         self._ends[microbatch] += is_end
 
         def reading(frame: Frame) -> None:
-            with self._turns:
-                replaced = [one for key in keys for one in _replace(frame, key)]
-                try:
-                    run(frame)
-                finally:
-                    for container, name, own, now in replaced:
-                        if value_at(container, name) is own:
-                            put_value(container, name, now)
-                over = is_end and (self._threaded or self._is_last(frame, microbatch))
-                for key in keys if over else ():
-                    _forget(frame, key)
+            replaced = [one for key in keys for one in _replace(frame, key)]
+            try:
+                run(frame)
+            finally:
+                for container, name, own, now in replaced:
+                    if value_at(container, name) is own:
+                        put_value(container, name, now)
+            over = is_end and (self._threaded or self._is_last(frame, microbatch))
+            for key in keys if over else ():
+                _forget(frame, key)
 
         return reading if stages else run
 

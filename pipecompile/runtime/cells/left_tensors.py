@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import RLock, local
+from threading import local
 from typing import Any
 from weakref import ref
 
@@ -39,12 +39,12 @@ class _Running(local):
 class LeftTensors:
     """Takes care of the tensors that the stages of a program leave. `places` has, by stage, where each may leave some; empty if the loss
     reads no objects. The state of a run is in `Frame.left`: (stage, micro-batch) to what its forward has left. Threads take turns:
-    no stage leaves a tensor while the loss reads, and code that changes what is in the places takes `turns` too.
+    no stage leaves a tensor while the loss reads.
     """
 
     def __init__(self, places: dict[int, LeftPlaces], last: int) -> None:
         self.places, self.last = places, last
-        self._running, self.turns = _Running(), RLock()
+        self._running = _Running()
 
     @classmethod
     def of(cls, cells: Sequence[Cell | VariantCell]) -> LeftTensors:
@@ -64,12 +64,11 @@ class LeftTensors:
             return run
 
         def run_on(frame: Frame) -> None:
-            with self.turns:
-                self._running.frame = frame
-                try:
-                    run(frame)
-                finally:
-                    self._running.frame = None
+            self._running.frame = frame
+            try:
+                run(frame)
+            finally:
+                self._running.frame = None
 
         return run_on
 

@@ -88,6 +88,11 @@ class SideEffects:
         kept = self.draws, self.written_buffers, self.written_inputs, self.lifted is not NOTHING_LIFTED, self.places
         return not any((*kept, self.holders, self.loss_inputs, self.retains))
 
+    @property
+    def is_stateful(self) -> bool:
+        """Return whether the stage leaves values on objects, or Python in it or of the loss behind it may."""
+        return bool(self.places or self.runs_python or self.holders)
+
     @cached_property
     def state_holders(self) -> StateHolders:
         """The holders, with the objects near them."""

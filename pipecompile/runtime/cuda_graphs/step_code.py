@@ -35,9 +35,8 @@ class StepCode:
         rows = tuple(tuple(builder.run(instruction, d) for instruction in row) for d, row in enumerate(program.rows))
         freed = frees_after(program, merged(program))
         flat = tuple(then_free(rows[d][i], [builder.register(o, d) for o in frees]) for (d, i), frees in freed.items())
-        self.code = Code(
-            program, rows, tuple(freed), flat, len(builder.registers), builder.n_channels, threaded=False, streams=None
-        )
+        n_registers, n_channels = len(builder.registers), len(builder.channels)
+        self.code = Code(program, rows, tuple(freed), flat, n_registers, n_channels, threaded=False, streams=None)
 
     def new_frame(self, frame: Frame) -> Frame:
         """Return an empty frame for micro-batches of the sizes of another, with places for what departs."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from types import CellType
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipecompile.tracing.fakes.lifted_numbers import Comparison, LiftedFloat, Li
 
 __all__ = ["Holder", "LiftedState", "NOTHING_LIFTED"]
 
+_LOCK = Lock()
 _CLASSES: dict[type, Any] = {float: LiftedFloat, int: LiftedInt}
 
 
@@ -61,6 +63,7 @@ class LiftedState:
         self.holders = {label: holder for label, holder in (holders or {}).items() if holder.is_writable}
         self.numbers = {label: holder.get() for label, holder in self.holders.items()}
         self.comparisons: dict[str, Comparison] = {}
+        self._n_inside, self._present = 0, self.numbers
 
         def lifted(label: str) -> Any:
             return self.numbers[label]
@@ -90,12 +93,20 @@ class LiftedState:
 
     @contextmanager
     def restored(self, numbers: dict[str, Any]) -> Iterator[None]:
-        """Let the graph read these numbers inside the block."""
-        present, self.numbers = self.numbers, numbers
+        """Let the graph read these numbers inside the block. Threads inside at the same time have the same numbers; the last one to leave
+        puts the present ones back.
+        """
+        with _LOCK:
+            if not self._n_inside:
+                self._present = self.numbers
+            self._n_inside, self.numbers = self._n_inside + 1, numbers
         try:
             yield
         finally:
-            self.numbers = present
+            with _LOCK:
+                self._n_inside -= 1
+                if not self._n_inside:
+                    self.numbers = self._present
 
 
 NOTHING_LIFTED = LiftedState()

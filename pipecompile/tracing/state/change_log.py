@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from threading import RLock, local
+from threading import local
 from typing import Any
 
 import torch
@@ -153,27 +153,26 @@ def writes_noted(holder: Any) -> AbstractContextManager[Any]:
 
 
 class ChangeLog:
-    """The changes of the forwards of one program, in the order in which they ran. Threads take turns."""
+    """The changes of the forwards of one program, in the order in which they ran. Threads that note or undo some take turns."""
 
     def __init__(self) -> None:
-        self._end, self._lock = Change(), RLock()
+        self._end = Change()
 
     @contextmanager
     def noted(self, holders: StateHolders) -> Iterator[Change]:
         """Add what a forward changes inside the block. Yield the change, which the recomputation of the forward passes to `undone`."""
-        with self._lock:
-            change, before, outer = self._end, holders.contents(), _active.writes
-            bindings = holders.bindings()
-            _active.writes = writes = _Writes(holders)
-            try:
-                yield change
-            finally:
-                _active.writes = outer
-                changed = [(one, content) for one, content in before if not has_content(one, content)]
-                change.containers = holders.own(changed, (one for one, _ in holders.contents())) if changed else []
-                change.copies, change.memory = writes.copies(), writes.moved()
-                change.bindings = holders.rebound(bindings)
-                change.next = self._end = Change()
+        change, before, outer = self._end, holders.contents(), _active.writes
+        bindings = holders.bindings()
+        _active.writes = writes = _Writes(holders)
+        try:
+            yield change
+        finally:
+            _active.writes = outer
+            changed = [(one, content) for one, content in before if not has_content(one, content)]
+            change.containers = holders.own(changed, (one for one, _ in holders.contents())) if changed else []
+            change.copies, change.memory = writes.copies(), writes.moved()
+            change.bindings = holders.rebound(bindings)
+            change.next = self._end = Change()
 
     @contextmanager
     def undone(self, since: Change) -> Iterator[list[torch.Tensor]]:
@@ -182,17 +181,16 @@ class ChangeLog:
         Yield the tensors that have other values inside the block.
         """
         first = Change()
-        with self._lock:
-            while since.next is not None:
-                _add_missing(first, since)
-                since = since.next
-            with (
-                _memory_exchanged(first.memory),
-                _values_exchanged(first.copies),
-                _contents_exchanged(first.containers),
-                _bindings_exchanged(first.bindings),
-            ):
-                yield [tensor for tensor, _ in (*first.copies, *first.memory)]
+        while since.next is not None:
+            _add_missing(first, since)
+            since = since.next
+        with (
+            _memory_exchanged(first.memory),
+            _values_exchanged(first.copies),
+            _contents_exchanged(first.containers),
+            _bindings_exchanged(first.bindings),
+        ):
+            yield [tensor for tensor, _ in (*first.copies, *first.memory)]
 
 
 def _add_missing(first: Change, later: Change) -> None:

@@ -68,3 +68,18 @@ def test_a_recomputation_puts_back_the_numbers_of_its_forward() -> None:
     with state.restored(before):
         assert state.function("rate") == 0.5
     assert state.function("rate") == 0.25
+
+
+def test_two_threads_put_the_numbers_back_when_both_are_done() -> None:
+    holder = Holder({"rate": 0.5}, "rate")
+    state = LiftedState({"rate": holder})
+    before = state.numbers
+    holder.put(0.25)
+    state.refresh({"rate": holder})
+    first, second = state.restored(before), state.restored(before)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert state.function("rate") == 0.5
+    second.__exit__(None, None, None)
+    assert state.function("rate") == 0.25
