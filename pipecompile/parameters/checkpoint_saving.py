@@ -10,6 +10,7 @@ The files are those of `torch.distributed.checkpoint`, which other programs read
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -43,6 +44,11 @@ _CUT_SHORT = ("unexpected pos", "failed writing", "No space left", "File too lar
 _SAVER = ThreadPoolExecutor(1, "pipecompile-checkpoint")
 """Writes asynchronous checkpoints one after the other; Python waits for them before it exits."""
 _groups: list[Any] = []
+"""The default group, and the group of the writing thread. Its own threads must not outlive the interpreter: they may hold tensors of Python,
+and the process aborts where such a thread is stopped. So the group goes at the exit, or when a save finds that the groups were destroyed.
+"""
+atexit.register(_groups.clear)
+
 _NUMBERS = count(1)
 """Numbers of the saves of this process: all ranks save in the same order."""
 
@@ -123,7 +129,10 @@ def _save(
     except Exception as error:
         if (explained := _explained(error, path, savers, attendance)) is None:
             raise
-        raise explained from error
+        try:
+            raise explained from error
+        finally:
+            del explained  # else it refers to itself by this frame, and keeps the process group
     return path
 
 
@@ -150,6 +159,7 @@ def _explained(
     if isinstance(error, InputError):
         return None
     if savers is not None and savers.are_gone:
+        _groups.clear()
         return InputError(
             f"the checkpoint {path} is not written",
             why="the process group was destroyed while it was being written",
