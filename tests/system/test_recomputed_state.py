@@ -195,6 +195,7 @@ CASES = {
     "frozen": (Frozen, lambda: square),
     "hook": (hooked, lambda: square),
     "loss": (lambda: Around(nn.Linear(8, 8)), Loss),
+    "memory and loss": (lambda: Around(Memory()), Loss),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CellType
 from typing import Any
@@ -48,17 +48,22 @@ class LeftPlaces:
 
 @contextmanager
 def exchanged(places: Sequence[LeftPlaces], instead: Tensors) -> Iterator[None]:
-    """Put other tensors in the place of some for the length of the block, and these again where the others are at its end."""
+    """Put other tensors in the place of some for the length of the block, and these again where the others are at its end.
+
+    One tensor may come in the place of several: each place gets its own again. Where the block has put the tensor itself, its first is put.
+    """
     if not instead:
         yield
         return
     containers = {identity(one): one for place in places for one in place.containers()}
-    _exchange(list(containers.values()), instead)
+    replaced = _exchange(list(containers.values()), instead)
     try:
         yield
     finally:
+        for container, key, new, old in replaced:
+            _put_back(container, key, new, old)
         containers |= {identity(one): one for place in places for one in place.containers()}
-        _exchange(list(containers.values()), {id(new): (new, old) for old, new in instead.values()})
+        _exchange(list(containers.values()), {id(new): (new, old) for old, new in reversed([*instead.values()])})
 
 
 @contextmanager
@@ -92,16 +97,46 @@ class _Refusing(torch.autograd.Function):
         )
 
 
-def _exchange(containers: Sequence[Any], instead: Tensors) -> None:
-    for container in containers:
-        if isinstance(container, (dict, list, deque)):
-            pairs = list(container.items() if isinstance(container, dict) else enumerate(container))
-            for key, value in pairs:
-                if (new := _mapped(value, instead)) is not value:
-                    container[key] = new
-        elif isinstance(container, (CellType, Slots)):
-            pairs = [(key, _mapped(value, instead)) for key, value in content_of(container)]
-            set_content(container, pairs)
+_Replaced = tuple[Any, Any, Any, Any]
+"""(container, key, new value, old value)."""
+
+
+def _exchange(containers: Sequence[Any], instead: Tensors) -> list[_Replaced]:
+    """Put other tensors in the place of some, and return what was replaced."""
+    replaced = [one for container in containers for one in _replaced(container, instead)]
+    for container, key, new, _ in replaced:
+        _put(container, key, new)
+    return replaced
+
+
+def _replaced(container: Any, instead: Tensors) -> Iterator[_Replaced]:
+    for key, value in _items(container):
+        if (new := _mapped(value, instead)) is not value:
+            yield container, key, new, value
+
+
+def _items(container: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the (key, value) pairs of a container whose values can be replaced; none of a set."""
+    if isinstance(container, (list, deque)):
+        return enumerate(container)
+    return content_of(container) if isinstance(container, (dict, CellType, Slots)) else ()
+
+
+def _put(container: Any, key: Any, value: Any) -> None:
+    if isinstance(container, (dict, list, deque)):
+        container[key] = value
+    else:
+        set_content(container, [(name, value if name == key else one) for name, one in content_of(container)])
+
+
+def _put_back(container: Any, key: Any, new: Any, old: Any) -> None:
+    """Put an old value where its new one still is."""
+    if isinstance(container, (list, deque)):
+        value = container[key] if key < len(container) else None
+    else:
+        value = (container if isinstance(container, dict) else dict(content_of(container))).get(key)
+    if value is new:
+        _put(container, key, old)
 
 
 def _parts(value: Any) -> list[Any]:

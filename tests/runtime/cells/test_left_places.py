@@ -46,6 +46,19 @@ def test_tensors_are_exchanged_for_the_length_of_a_block():
     assert {id(one) for one in places.tensors()} == {key for key, one in then.items() if one.numel() != 4}
 
 
+def test_each_place_gets_its_own_tensor_again_if_one_came_in_the_place_of_several():
+    """As where a queue has the tensors of two micro-batches, and the loss is that of a third."""
+    holder, shown = Holder(), torch.zeros(1)
+    first, second = torch.ones(2), torch.ones(2)
+    holder.queue = deque([first, second])
+    holder.nested["c"] = (second, 0)
+    with exchanged([places_in(holder)], {id(first): (first, shown), id(second): (second, shown)}):
+        assert [*holder.queue, holder.nested["c"][0]] == [shown] * 3
+        holder.listed.append(shown)
+    assert list(map(id, (*holder.queue, holder.nested["c"][0]))) == list(map(id, (first, second, second)))
+    assert holder.listed[-1] is first
+
+
 class Leaves(nn.Module):
     def __init__(self) -> None:
         super().__init__()
