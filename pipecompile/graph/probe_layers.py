@@ -1,18 +1,22 @@
 """Substitutes for the modules of a graph in experiments: copies of layers, torch functions, and pieces kept whole.
 
-A piece kept whole is the user's own code on the user's own tensors. It runs as it is, and its state is restored.
+A piece kept whole is the user's own code on the user's own tensors, and so are the hooks of a layer, which a copy shares. Both run as
+they are, and their state is restored.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from pipecompile.torch_private.modules import BatchNorm
+from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, BatchNorm, forward_hooks_of
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.state.function_state import globals_restored
+from pipecompile.tracing.state.muted_output import output_muted
 from pipecompile.tracing.state.snapshot import model_restored
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 
@@ -50,11 +54,34 @@ class KeptPiece(nn.Module):
 
     def forward(self, _call: int, _size: int, *args: Any, **kwargs: Any) -> Any:
         (piece,) = self._piece
-        with model_restored(piece.owner[0]), tensors_restored(piece.owner[0]):
+        with _left_alone(piece.owner[0]):
             for layer in piece.owner[0].modules():
                 if isinstance(layer, BatchNorm) and layer.running_mean is not None:
                     layer.training = False
             return piece.run(*args, **kwargs)
+
+
+class _Hooked(nn.Module):
+    """A copy of a layer with hooks of the user's."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with _left_alone(self.layer):
+            return self.layer(*args, **kwargs)
+
+
+@contextmanager
+def _left_alone(module: nn.Module) -> Iterator[None]:
+    """Restore what the block changes in a module, and what its code and its hooks change elsewhere."""
+    with model_restored(module), tensors_restored(module), globals_restored(module), output_muted():
+        yield
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return any(GLOBAL_FORWARD_HOOKS) or any(any(forward_hooks_of(one)) for one in layer.modules())
 
 
 def _copied(layer: nn.Module) -> nn.Module | None:
@@ -62,7 +89,9 @@ def _copied(layer: nn.Module) -> nn.Module | None:
         twin = copy.deepcopy(layer)
     except Exception:  # the user's own layers may refuse
         return None
-    return twin.to_empty(device="cpu") if any(t.is_meta for t in (*twin.parameters(), *twin.buffers())) else twin.cpu()
+    is_meta = any(tensor.is_meta for tensor in (*twin.parameters(), *twin.buffers()))
+    twin = twin.to_empty(device="cpu") if is_meta else twin.cpu()
+    return _Hooked(twin) if _has_hooks(twin) else twin
 
 
 def randomise(layer: nn.Module) -> None:
