@@ -21,6 +21,7 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
+from pipecompile.graph.side_branches import anchored_branches
 from pipecompile.tracing.emit.closures import rebuilt
 from pipecompile.tracing.graph_facts import Ties
 from pipecompile.tracing.graph_text import ModuleStub
@@ -86,7 +87,7 @@ def _tied(graph: fx.GraphModule, *, copies: bool) -> tuple[nx.Graph[str], list[t
     _tie_stateful_modules(graph, nodes, ties)
     _tie_gradients(nodes, ties)
     _tie_kept_gradients(nodes, ties)
-    _tie_left_values(nodes, ties)
+    _tie_left_values(graph, nodes, ties)
     copied: list[tuple[str, str]] = []
     writes = _tie_writes(graph, nodes, ties, copied if copies else None)
     return ties, [*writes, *_tie_draws(nodes, ties)], copied
@@ -166,12 +167,16 @@ def _tie_kept_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
             _tie(ties, [*same, node, *leaving], f"{_place(node)} keeps the gradient")
 
 
-def _tie_left_values(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
-    """Tie what leaves a tensor on the model to the operation that makes the tensor: another stage would leave a copy without its graph."""
+def _tie_left_values(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
+    """Tie what leaves a tensor on the model to the operation that makes the tensor: another stage would leave a copy without its graph.
+    Tie the branches that lead to nothing else to where they begin.
+    """
     made = set(nodes)
     for node in nodes:
         if hasattr(node.target, "place") and len(sources := made.intersection(node.all_input_nodes)) == 1:
             _tie(ties, (*sources, node), f"{_place(node)} leaves the tensor on the model")
+    for branch in anchored_branches(graph, nodes):
+        _tie(ties, branch, f"{_place(branch[-1])} leaves a tensor on the model, and they lead to nothing else")
 
 
 def differentiated(call: fx.Node, nodes: Sequence[fx.Node]) -> list[fx.Node]:
