@@ -21,7 +21,7 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
-from pipecompile.graph.side_branches import anchored_branches
+from pipecompile.graph.left_branches import anchored_branches
 from pipecompile.tracing.emit.closures import rebuilt
 from pipecompile.tracing.graph_facts import Ties
 from pipecompile.tracing.graph_text import ModuleStub

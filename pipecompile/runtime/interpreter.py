@@ -107,9 +107,10 @@ class CodeBuilder:
         self.links, self.divided = dict[tuple[int, int], Link](), dict[int, DividedBackward]()
         self.left, self.kept = LeftTensors.of(cells), BackwardReads.of(program, cells, threaded=threaded)
         self.recomputes = Kind.RECOMPUTE in {i.action.kind for row in program.rows for i in row if i.action is not None}
-        self.log = ChangeLog() if self.recomputes else None
+        effects = [one for cell in cells for one in cell.all_effects]
+        self.log = ChangeLog() if self.recomputes and any(one.holders for one in effects) else None
         self.turns = StateTurns.of(cells, threaded=threaded, reaches=self.recomputes or bool(self.left.places))
-        self.recomputes = self.recomputes or any(effects.redraws for cell in cells for effects in cell.all_effects)
+        self.recomputes = self.recomputes or any(one.redraws for one in effects)
 
     def register(self, operand: Operand, device: int) -> int:
         """Return the register of an operand on a device, a new one at the first request."""

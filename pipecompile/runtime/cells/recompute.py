@@ -96,13 +96,17 @@ class StageRun:
 
     def noted(self) -> AbstractContextManager[Change | None]:
         """Return the context of a forward whose changes a recomputation may have to undo."""
-        if self.log is None or not self.effects.holders:
+        if self.log is None or not self.effects.is_stateful:
             return _UNCHANGED
         return self.log.noted(self.effects.state_holders)
 
     def undone(self, change: Change | None) -> AbstractContextManager[list[torch.Tensor]]:
-        """Return the context of a recomputation: a change and all later ones are undone. It yields the tensors that these wrote."""
-        return nullcontext([]) if self.log is None or change is None else self.log.undone(change)
+        """Return the context of a recomputation: a change and all later ones are undone, if Python of the user's may see them. It yields
+        the tensors that these wrote.
+        """
+        if self.log is None or change is None or not self.effects.holders:
+            return nullcontext([])
+        return self.log.undone(change)
 
     def _size(self, frame: Frame) -> tuple[int, ...]:
         return () if self.size_of is None else (frame.sizes[self.size_of],)
@@ -151,7 +155,7 @@ def kept_apart(run: Run, stage: StageRun, *, saves: bool, recomputes: bool) -> R
     effects = stage.effects
     state = effects.reread_buffers if saves else ()
     is_locked = recomputes and stage.device.type == "cpu" and effects.may_draw_on(stage.device)
-    if not (state or is_locked or (stage.log is not None and effects.holders)):
+    if not (state or is_locked or (stage.log is not None and effects.is_stateful)):
         return run
 
     def forward(frame: Frame) -> None:

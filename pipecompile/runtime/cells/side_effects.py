@@ -95,8 +95,8 @@ class SideEffects:
 
     @cached_property
     def state_holders(self) -> StateHolders:
-        """The holders, with the objects near them."""
-        return StateHolders(self.holders)
+        """The holders, with the objects near them, and the places."""
+        return StateHolders(self.holders, self.places)
 
     @classmethod
     def of(cls, stage: Stage) -> SideEffects:

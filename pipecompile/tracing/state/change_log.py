@@ -3,7 +3,7 @@
     F0  self.n: 0 to 1     F1  self.n: 1 to 2     R0  self.n is 0 again; runs, self.n: 0 to 1; at its end self.n is 2
 
 Pieces that are kept whole, hooks of layers and a loss change attributes, lists, and tensors in place. The graph has no nodes of
-that. A piece that asks `is_recomputing()` takes care of its state itself. The log is a chain: each change refers to the next one. A
+that. They also read what effect nodes change, those of other stages too. A piece that asks `is_recomputing()` takes care of its state itself. The log is a chain: each change refers to the next one. A
 recomputation keeps the change at which its forward began, so a change is freed with the last recomputation that may undo it.
 """
 
@@ -20,6 +20,7 @@ import torch
 
 from pipecompile.torch_private.hidden_values import is_hidden
 from pipecompile.tracing.recompute_flag import questions
+from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.function_state import names_near, places_near, roots_near, tensors_held
 from pipecompile.tracing.state.hidden_containers import identity
 from pipecompile.tracing.state.outer_bindings import OuterBinding, OuterBindings, OuterNames
@@ -49,10 +50,12 @@ class Change:
 
 
 class StateHolders:
-    """The modules and functions of one stage that run Python of the user's, and the objects near them, found at the first use."""
+    """The modules and functions of one stage that run Python of the user's, and the objects near them, found at the first use; and the
+    places where its effect nodes write.
+    """
 
-    def __init__(self, holders: tuple[Any, ...]) -> None:
-        self._holders = holders
+    def __init__(self, holders: tuple[Any, ...], places: tuple[EffectPlace, ...] = ()) -> None:
+        self._holders, self._places = holders, places
         self._asking: set[int] = set()
 
     @cached_property
@@ -81,9 +84,10 @@ class StateHolders:
         return [pair for pair in pairs if not self._asking or identity(pair[0]) in present]
 
     def contents(self) -> list[tuple[Any, list[Any]]]:
-        """Return the containers near the holders, each once, with their present contents."""
-        places = [place for holder, roots in self._roots for place in places_near(holder, roots)]
-        containers = {identity(place.container): place.container for place in places}
+        """Return the containers near the holders and of the places, each once, with their present contents."""
+        found = [place.container for holder, roots in self._roots for place in places_near(holder, roots)]
+        found += [place.container for place in self._places]
+        containers = {identity(one): one for one in found}
         return [(container, content_of(container)) for container in containers.values()]
 
     def bindings(self) -> list[tuple[Any, OuterBindings]]:

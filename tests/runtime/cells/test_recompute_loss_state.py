@@ -17,17 +17,20 @@ CHECKPOINTS = ("never", "always", "except_last", [False, True])
 
 
 class Leaves(nn.Module):
-    """Leaves a feature, a count and a list on itself."""
+    """Leaves a feature, a count and two lists on itself."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
         self.feature: Any = None
         self.calls = 0
+        self.early: list[torch.Tensor] = []
         self.seen: list[torch.Tensor] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.layers[1](self.layers[0](x))
+        first = self.layers[0](x)
+        self.early.append(first)
+        hidden = self.layers[1](first)
         self.feature = hidden
         self.calls += 1
         self.seen.append(hidden.mean())
@@ -35,7 +38,7 @@ class Leaves(nn.Module):
 
 
 def loss_of(model: Leaves, kind: str) -> Any:
-    """Return a loss that reads one of the three."""
+    """Return a loss that reads one of them."""
 
     def weighted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         single = F.cross_entropy(output, target, reduction="none")
@@ -43,6 +46,10 @@ def loss_of(model: Leaves, kind: str) -> Any:
             return (single * (1 + model.feature.mean(1))).mean()
         if kind == "detached feature":
             return (single * (1 + model.feature.detach().mean(1))).mean()
+        if kind == "list":
+            return single.mean() * (1 + model.seen[-1].detach() * len(model.seen))
+        if kind == "list of the first layer":
+            return single.mean() * (1 + model.early[-1].detach().mean() * len(model.early))
         return single.mean() * model.calls
 
     return weighted
@@ -60,7 +67,7 @@ def step_of_eager(model: Leaves, x: torch.Tensor, y: torch.Tensor, kind: str) ->
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=str)
-@pytest.mark.parametrize("kind", ["feature", "detached feature", "calls"])
+@pytest.mark.parametrize("kind", ["feature", "detached feature", "calls", "list", "list of the first layer"])
 def test_the_loss_reads_what_the_forward_of_its_micro_batch_left(kind: str, checkpoint: Any, schedule: str) -> None:
     torch.manual_seed(0)
     model, x, y = Leaves(), torch.randn(8, 8), torch.randint(4, (8,))

@@ -12,7 +12,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.side_branches import anchored_branches
+from pipecompile.graph.left_branches import anchored_branches
 
 N = 2
 
