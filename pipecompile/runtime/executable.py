@@ -212,6 +212,7 @@ class Executable:
         """Run code on a frame, in this thread or in workers. Raise RunError with stage, micro-batch and the user's line."""
         is_half = any(code is half for half in self.__dict__.get("halves", ()))  # of `pipe(x)`: autograd runs the hooks
         before = None if is_half else self.updates.before()
+        frame.has_hooks = bool(self._hooks) or (before is not None and bool(before.hooked or before.watched))
         try:
             with self._holding(code, before), self.orders.loss_watched(threaded=code.threaded):
                 self._launch(code, frame, workers)

@@ -109,7 +109,8 @@ class CodeBuilder:
         self.recomputes = Kind.RECOMPUTE in {i.action.kind for row in program.rows for i in row if i.action is not None}
         effects = [one for cell in cells for one in cell.all_effects]
         self.log = ChangeLog() if self.recomputes and any(one.holders for one in effects) else None
-        self.turns = StateTurns.of(cells, threaded=threaded, reaches=self.recomputes or bool(self.left.places))
+        reaches = self.recomputes or bool(self.left.places)
+        self.turns = StateTurns.of(cells, threaded=threaded, reaches=reaches, keeps=bool(self.kept))
         self.recomputes = self.recomputes or any(one.redraws for one in effects)
 
     def register(self, operand: Operand, device: int) -> int:

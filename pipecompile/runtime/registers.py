@@ -33,6 +33,7 @@ class Frame:
     left          (stage, micro-batch) ──► the tensors that its forward has left on objects (cells/left_tensors.py)
     kept          (stage, micro-batch) ──► the attributes that its forward has left, for its backward (cells/backward_reads.py)
     ended         micro-batch ──► how many of its backwards are over, where these attributes are kept
+    has_hooks     whether layers or gradients have hooks in this run
     """
 
     registers: list[Any]
@@ -47,6 +48,7 @@ class Frame:
     left: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     kept: dict[tuple[int, int], dict[Any, Any]] = field(default_factory=dict)
     ended: Counter[int] = field(default_factory=Counter)
+    has_hooks: bool = False
 
     def clear(self) -> None:
         """Let go of all values, in the very containers, which a traceback may hold. The frame cannot be used again."""

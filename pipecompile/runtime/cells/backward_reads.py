@@ -8,8 +8,9 @@ Another micro-batch may run its forward before the backward of this one. A value
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from pipecompile.ir import UNTRAINED, Action, Kind, Program
@@ -19,18 +20,23 @@ from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.tracing.state.effect_places import put_value, value_at
 
-__all__ = ["BackwardReads"]
+__all__ = ["BackwardReads", "hooked_stages"]
 
 
 class BackwardReads:
     """Keeps what the forwards of a program leave in attributes and dicts until their backwards. `Frame.kept` has, by stage and
-    micro-batch, the values by container and key. In one thread, a backward finds what the forwards of all stages have left; in threads,
-    where two backwards may run at once, what that of its own stage has left.
+    micro-batch, the values by container and key. A backward finds what the forwards of all stages have left. In threads, where others
+    must not see that, a backward that runs no Python of the user's finds what is there.
     """
 
-    def __init__(self, stages: dict[int, _LeftKeys], *, threaded: bool = False) -> None:
-        self._stages, self._threaded = stages, threaded
+    def __init__(self, stages: dict[int, _LeftKeys], hooked: Collection[int] = (), *, threaded: bool = False) -> None:
+        self._stages, self._hooked, self._threaded = stages, hooked, threaded
         self._ends = Counter[int]()  # per micro-batch, the backwards that this is around
+        self._counting = Lock()
+
+    def __bool__(self) -> bool:
+        """Return whether anything is kept."""
+        return bool(self._stages)
 
     @classmethod
     def of(cls, program: Program, cells: Sequence[Cell | VariantCell], *, threaded: bool = False) -> BackwardReads:
@@ -38,15 +44,16 @@ class BackwardReads:
         trains = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
         effects = {stage: cell.all_effects for stage, cell in enumerate(cells if trains else ())}
         leaves = {stage: each for stage, each in effects.items() if any(one.places or one.runs_python for one in each)}
-        return cls({stage: _LeftKeys(LeftPlaces(each)) for stage, each in leaves.items()}, threaded=threaded)
+        keys = {stage: _LeftKeys(LeftPlaces(each)) for stage, each in leaves.items()}
+        return cls(keys, hooked_stages(cells), threaded=threaded)
 
     def around(self, run: Run, action: Action) -> Run:
         """Return the function of an action: a forward notes what it leaves, and a backward finds it."""
         keys = self._stages.get(action.stage)
         if action.kind is Kind.FORWARD:
             return run if keys is None else self._noting(run, (action.stage, action.microbatch), keys)
-        stages = [one for one in self._stages if one == action.stage or not self._threaded]
-        return run if action.kind in UNTRAINED or action.kind is Kind.RECOMPUTE else self._reading(run, action, stages)
+        is_backward = action.kind not in UNTRAINED and action.kind is not Kind.RECOMPUTE
+        return self._reading(run, action) if is_backward and self._stages else run
 
     def _noting(self, run: Run, key: tuple[int, int], keys: _LeftKeys) -> Run:
         def noting(frame: Frame) -> None:
@@ -57,29 +64,33 @@ class BackwardReads:
 
         return noting
 
-    def _reading(self, run: Run, action: Action, stages: Sequence[int]) -> Run:
+    def _reading(self, run: Run, action: Action) -> Run:
         microbatch = action.microbatch
-        keys, is_end = [(stage, microbatch) for stage in stages], action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
+        keys, is_end = [(stage, microbatch) for stage in self._stages], action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
         self._ends[microbatch] += is_end
+        is_seen = action.stage in self._hooked or not self._threaded
 
         def reading(frame: Frame) -> None:
-            replaced = [one for key in keys for one in _replace(frame, key)]
-            try:
+            if is_seen or frame.has_hooks:
+                _run_with(run, frame, keys)
+            else:
                 run(frame)
-            finally:
-                for container, name, own, now in replaced:
-                    if value_at(container, name) is own:
-                        put_value(container, name, now)
-            over = is_end and (self._threaded or self._is_last(frame, microbatch))
-            for key in keys if over else ():
+            for key in keys if is_end and self._is_last(frame, microbatch) else ():
                 _forget(frame, key)
 
-        return reading if stages else run
+        return reading
 
     def _is_last(self, frame: Frame, microbatch: int) -> bool:
         """Count a backward that is over. Return whether it was the last one of its micro-batch: not all stages wait for each other."""
-        frame.ended[microbatch] += 1
-        return frame.ended[microbatch] == self._ends[microbatch]
+        with self._counting:
+            frame.ended[microbatch] += 1
+            return frame.ended[microbatch] == self._ends[microbatch]
+
+
+def hooked_stages(cells: Sequence[Cell | VariantCell]) -> frozenset[int]:
+    """Return the stages whose backwards, or that of the loss behind them, may run Python of the user's."""
+    effects = enumerate(cell.all_effects for cell in cells)
+    return frozenset(stage for stage, each in effects if any(one.hooks_backward or one.holders for one in each))
 
 
 class _LeftKeys:
@@ -115,6 +126,17 @@ def _forget(frame: Frame, key: tuple[int, int]) -> None:
     present = {place: (held, own) for place, (held, own) in left.items() if value_at(held, place[1]) is own}
     if present:
         frame.kept[key] = present
+
+
+def _run_with(run: Run, frame: Frame, keys: Sequence[tuple[int, int]]) -> None:
+    """Run a backward that finds what the forwards of these stages and micro-batches have left."""
+    replaced = [one for key in keys for one in _replace(frame, key)]
+    try:
+        run(frame)
+    finally:
+        for container, name, own, now in replaced:
+            if value_at(container, name) is own:
+                put_value(container, name, now)
 
 
 def _replace(frame: Frame, key: tuple[int, int]) -> list[tuple[dict[Any, Any], Any, Any, Any]]:

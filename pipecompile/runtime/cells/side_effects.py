@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,12 +17,13 @@ from pipecompile.runtime.cells.kept_gradients import names_retain_grad
 from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.torch_private.kernel_settings import set_kernel_settings
 from pipecompile.torch_private.modes import enter_autocast
-from pipecompile.torch_private.modules import forward_hooks_of
+from pipecompile.torch_private.modules import backward_hooks_of, forward_hooks_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.drawn_generators import drawn_generators
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.reachable_code import is_foreign
 from pipecompile.tracing.state.change_log import StateHolders
 from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.function_state import generators_near
@@ -48,6 +50,7 @@ class SideEffects:
     lifted            the numbers of the model that it reads at every run
     places            where its effect nodes write
     runs_python       it has pieces of the user's that are kept whole, or hooks of layers
+    hooks_backward    its backward may run Python of the user's: hooks on tensors and layers, autograd functions, regions, these pieces
     holders           the modules and functions whose state these, and the loss, may change
     """
 
@@ -66,6 +69,7 @@ class SideEffects:
     loss_inputs: tuple[int, ...] = ()
     retains: bool = False
     sets_kernels: bool = False
+    hooks_backward: bool = False
 
     @cached_property
     def keeps_gradients(self) -> bool:
@@ -120,6 +124,7 @@ class SideEffects:
             tuple(one for one in buffers if one.layout is torch.strided and counts[storage_key(one)] > 1),
             retains=any(node.op == "call_method" and node.target == "retain_grad" for node in nodes),
             sets_kernels=any(node.target is set_kernel_settings for node in nodes),
+            hooks_backward=any(_hooks_backward(stage.module, node) for node in nodes),
         )
 
 
@@ -177,3 +182,16 @@ def _called_modules(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[nn
 
 def _runs_python(called: nn.Module) -> bool:
     return (isinstance(called, OpaqueModule) and called.is_users) or any(forward_hooks_of(called))
+
+
+def _hooks_backward(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Return whether the backward of a node may run Python of the user's."""
+    if facts(node).region is not None:
+        return True
+    if node.op == "call_module":
+        called = module.get_submodule(str(node.target))
+        return _runs_python(called) or any(backward_hooks_of(called))
+    if node.op == "call_method":
+        return "hook" in str(node.target)
+    is_users = isinstance(node.target, FunctionType) and not is_foreign(node.target)
+    return is_users or hasattr(node.target, "autograd_function")

@@ -10,10 +10,12 @@ micro-batch. Each of them puts back what it found. Two of them at once would put
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from threading import RLock
 
-from pipecompile.ir import Action
+from pipecompile.ir import UNTRAINED, Action, Kind
+from pipecompile.runtime.cells.backward_reads import hooked_stages
 from pipecompile.runtime.cells.left_places import LeftPlaces
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
@@ -26,29 +28,36 @@ __all__ = ["StateTurns"]
 class StateTurns:
     """The turns of stages that have Python of the user's, or leave values on objects. `reaches`: some change what others hold, as
     recomputations and a loss that reads objects do, and all stages take turns. Else those do that have a container in common; until all
-    have run once, all do.
+    have run once, all do. `hooked` are the stages whose backwards exchange state (`backward_reads.py`) in any run; where layers or
+    gradients have hooks, all backwards do. None if no backward does.
     """
 
-    def __init__(self, places: dict[int, LeftPlaces], *, reaches: bool) -> None:
-        self._places, self._reaches, self._lock = places, reaches, RLock()
+    def __init__(self, places: dict[int, LeftPlaces], *, reaches: bool, hooked: Collection[int] | None = None) -> None:
+        self._places, self._hooked, self._lock = places, hooked, RLock()
+        self._reaches = reaches or bool(hooked)
         self._near = dict[int, set[int]]()
         self._apart = frozenset[int]()
 
     @classmethod
-    def of(cls, cells: Sequence[Cell | VariantCell], *, threaded: bool, reaches: bool) -> StateTurns:
-        """Return the turns of the stages of these cells. In one thread there are none."""
+    def of(
+        cls, cells: Sequence[Cell | VariantCell], *, threaded: bool, reaches: bool, keeps: bool = False
+    ) -> StateTurns:
+        """Return the turns of the stages of these cells; none in one thread. `keeps`: backwards may exchange state."""
         effects = {stage: cell.all_effects for stage, cell in enumerate(cells if threaded else ())}
         stateful = {stage: each for stage, each in effects.items() if any(one.is_stateful for one in each)}
-        return cls({stage: LeftPlaces(each) for stage, each in stateful.items()}, reaches=reaches)
+        places = {stage: LeftPlaces(each) for stage, each in stateful.items()}
+        return cls(places, reaches=reaches, hooked=hooked_stages(cells) if keeps and threaded else None)
 
     def around(self, run: Run, action: Action) -> Run:
         """Return the function of an action, which waits for its turn."""
-        stage = action.stage
-        if stage not in self._places or len(self._places) == 1:
-            return run
+        if action.stage in self._places:
+            return run if len(self._places) == 1 and self._hooked is None else self._in_turn(run, action.stage)
+        is_backward = action.kind not in UNTRAINED and action.kind is not Kind.RECOMPUTE
+        return run if self._hooked is None or not is_backward else self._if_hooked(run, action.stage in self._hooked)
 
+    def _in_turn(self, run: Run, stage: int) -> Run:
         def in_turn(frame: Frame) -> None:
-            if stage in self._apart:
+            if stage in self._apart and not frame.has_hooks:
                 run(frame)
                 return
             with self._lock:
@@ -57,6 +66,15 @@ class StateTurns:
                     self._look(stage)
 
         return in_turn
+
+    def _if_hooked(self, run: Run, is_hooked: bool) -> Run:
+        """Return the function of a backward whose stage has no state of its own."""
+
+        def if_hooked(frame: Frame) -> None:
+            with self._lock if is_hooked or frame.has_hooks else nullcontext():
+                run(frame)
+
+        return if_hooked
 
     def _look(self, stage: int) -> None:
         """Note the containers near a stage. The last stage to be looked at tells which stages are apart."""

@@ -281,6 +281,7 @@ def _applied(cls: Any) -> Callable[..., Any]:
     def apply(*args: Any, **kwargs: Any) -> Any:
         return cls.apply(*args, **kwargs)
 
+    apply.autograd_function = cls  # type: ignore[attr-defined]
     return _named(apply, cls.__name__)
 
 

@@ -142,7 +142,17 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"checkpoint": "always"}, {"schedule": "gpipe"}], ids=str)
+THREADS = {"dispatch": "threads"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"checkpoint": "always"}, {"schedule": "gpipe"}, THREADS, {"schedule": "gpipe", **THREADS},
+        {"checkpoint": "always", **THREADS},
+    ],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backward_reads_what_its_own_forward_left(kind: type[nn.Module], options: dict[str, Any]):
     x, net = torch.randn(2 * N, WIDTH, dtype=torch.float64), _net(kind)
@@ -150,7 +160,7 @@ def test_a_backward_reads_what_its_own_forward_left(kind: type[nn.Module], optio
         warnings.simplefilter("ignore")
         pipe = pc.compile(
             net, 3, example_args=(x,), n_microbatches=N, loss_fn=_loss, cost="analytic", devices=["cpu"] * 3,
-            dispatch="inline", **options,
+            **({"dispatch": "inline"} | options),
         )  # fmt: skip
         for step in range(2):
             torch.manual_seed(step)

@@ -16,7 +16,7 @@ from pipecompile.runtime.registers import Frame
 FRAME = Frame([], [])
 
 
-def _meet(turns: StateTurns, *stages: int) -> bool:
+def _meet(turns: StateTurns, *stages: int, kind: Kind = Kind.FORWARD, frame: Frame = FRAME) -> bool:
     """Return whether actions of these stages, each in a thread, compute at the same time."""
     barrier, met = threading.Barrier(len(stages)), []
 
@@ -27,8 +27,8 @@ def _meet(turns: StateTurns, *stages: int) -> bool:
         except threading.BrokenBarrierError:
             met.append(False)
 
-    runs = [turns.around(compute, Action(stage, Kind.FORWARD, 0)) for stage in stages]
-    threads = [threading.Thread(target=run, args=(FRAME,)) for run in runs]
+    runs = [turns.around(compute, Action(stage, kind, 0)) for stage in stages]
+    threads = [threading.Thread(target=run, args=(frame,)) for run in runs]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -41,10 +41,10 @@ def _run_once(turns: StateTurns, *stages: int) -> None:
         turns.around(lambda _frame: None, Action(stage, Kind.FORWARD, 0))(FRAME)
 
 
-def _turns(*near: list[Any], reaches: bool = False) -> StateTurns:
+def _turns(*near: list[Any], **options: Any) -> StateTurns:
     """Return the turns of stages with these containers near."""
-    places = {stage: SimpleNamespace(containers=lambda one=one: one) for stage, one in enumerate(near)}
-    return StateTurns(places, reaches=reaches)  # type: ignore[arg-type]
+    places: Any = {stage: SimpleNamespace(containers=lambda one=one: one) for stage, one in enumerate(near)}
+    return StateTurns(places, **({"reaches": False} | options))
 
 
 def test_stages_with_a_container_in_common_take_turns() -> None:
@@ -74,6 +74,25 @@ def test_all_stages_take_turns_if_some_reach_what_others_hold() -> None:
 def test_a_stage_without_state_never_waits() -> None:
     turns = _turns([{}], [{}], reaches=True)
     assert _meet(turns, 0, 5, 6)
+
+
+def test_backwards_with_hooks_take_turns_with_all_that_leave_something() -> None:
+    own: list[dict[str, int]] = [{}, {}]
+    turns = _turns([own[0]], [own[1]], hooked={2})
+    _run_once(turns, 0, 1)
+    assert not _meet(turns, 0, 1, kind=Kind.BACKWARD)
+    assert not _meet(turns, 1, 2, kind=Kind.BACKWARD)
+    assert _meet(turns, 1, 3, kind=Kind.BACKWARD)
+    assert _meet(turns, 1, 2)
+
+
+def test_hooks_that_are_registered_later_make_all_backwards_take_turns() -> None:
+    own: list[dict[str, int]] = [{}, {}]
+    turns, hooked = _turns([own[0]], [own[1]], hooked=()), Frame([], [], has_hooks=True)
+    _run_once(turns, 0, 1)
+    assert _meet(turns, 0, 1, 2, kind=Kind.BACKWARD)
+    assert not _meet(turns, 0, 1, kind=Kind.BACKWARD, frame=hooked)
+    assert not _meet(turns, 1, 2, kind=Kind.BACKWARD, frame=hooked)
 
 
 @pytest.mark.parametrize(("threaded", "n_stateful"), [(False, 2), (True, 1), (True, 0)])
