@@ -22,6 +22,7 @@ from pipecompile.batching.microbatches import LossDivisor, MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_analysis import LossAnalysis, no_count
+from pipecompile.driver.loss_of_ranks import warn_of_ranks
 from pipecompile.driver.loss_reads import refuse_written
 from pipecompile.driver.loss_recording import record_loss
 from pipecompile.driver.measured_shares import MeasuredShares
@@ -79,6 +80,8 @@ def find_loss(
     analysis, outputs = _analysed(specialization, batch, arrivals, warnings, fixed_rules) if is_mean else (_ADDED, None)
     if options.loss_fn is not None:
         refuse_written(specialization, analysis.weights, batch.sizes[0], part)
+        if not backend.holds_model:
+            warn_of_ranks(specialization)
     if not is_mean:
         return analysis
     analysis = replace(analysis, changes=changes)

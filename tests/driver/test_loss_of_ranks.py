@@ -1,0 +1,103 @@
+"""A warning of what the loss reads and stages on other ranks leave. The stages of a process stand for those of ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.driver.loss_of_ranks import warn_of_ranks
+
+
+class Leaves(nn.Module):
+    """Leaves tensors in an attribute and a list, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.aux: Any = None
+        self.seen: list[Any] = []
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.aux = y.square().mean()
+        self.seen.append(y.mean())
+        self.calls += 1
+        return y.tanh()
+
+
+class Hooked(nn.Sequential):
+    """A hook leaves what it gets in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.features: dict[str, Any] = {}
+        self[0].register_forward_hook(lambda _m, _i, output: self.features.__setitem__("first", output))
+
+
+class Config:
+    """Of the user's, and no place where a forward leaves anything."""
+
+    smoothing = 0.1
+
+
+def of_attribute(model: nn.Module) -> Any:
+    return lambda output, target: F.cross_entropy(output, target) + model[0].aux
+
+
+def of_list(model: nn.Module) -> Any:
+    return lambda output, target: F.cross_entropy(output, target) + model[0].seen[-1]
+
+
+def of_count(model: nn.Module) -> Any:
+    return lambda output, target: F.cross_entropy(output, target) * model[0].calls
+
+
+def of_features(model: nn.Module) -> Any:
+    return lambda output, target: F.cross_entropy(output, target) + model[0].features["first"].mean()
+
+
+def of_weights(model: nn.Module) -> Any:
+    return lambda output, target: F.cross_entropy(output, target) + 1e-3 * model[1].weight.square().sum()
+
+
+def of_config(_model: nn.Module) -> Any:
+    config = Config()
+    return lambda output, target: F.cross_entropy(output, target, label_smoothing=config.smoothing)
+
+
+@pytest.mark.parametrize(
+    ("first", "loss", "named"),
+    [
+        (Leaves, of_attribute, "'aux'"),
+        (Leaves, of_list, "'seen'"),
+        (Leaves, of_count, ""),  # the last stage counts
+        (Hooked, of_features, "what its hooks"),
+        (Leaves, of_weights, ""),
+        (Leaves, of_config, ""),
+        (Hooked, of_config, ""),
+    ],
+)
+def test_what_the_loss_reads_of_other_ranks_is_named(
+    first: type[nn.Module], loss: Callable[[nn.Module], Any], named: str
+) -> None:
+    model = nn.Sequential(first(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipe = pc.compile(
+            model, 2, example_args=(torch.randn(4, 4),), n_microbatches=2, loss_fn=loss(model), cost="analytic",
+            split_before=["1"],
+        )  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_ranks(pipe._cache.latest)
+    texts = [str(one.message) for one in caught]
+    assert len(texts) == bool(named)
+    assert all(f"leaves {named} on objects that the loss reads" in one or named in one for one in texts)
