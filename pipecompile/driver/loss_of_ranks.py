@@ -1,4 +1,4 @@
-"""What a loss may read, and stages on other ranks leave on objects: on the rank of the loss it is not there.
+"""Values that a loss may read, and that stages on other ranks leave on objects: on the rank of the loss they are not there.
 
 rank 0      F0 leaves layers[0].aux, on its own copy of the model
 rank 1      loss reads layers[0].aux: None, or that of a call before
