@@ -21,8 +21,8 @@ from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import LossDivisor, MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext
+from pipecompile.driver.left_on_ranks import warn_of_ranks
 from pipecompile.driver.loss_analysis import LossAnalysis, no_count
-from pipecompile.driver.loss_of_ranks import warn_of_ranks
 from pipecompile.driver.loss_reads import refuse_written
 from pipecompile.driver.loss_recording import record_loss
 from pipecompile.driver.measured_shares import MeasuredShares

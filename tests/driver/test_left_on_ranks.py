@@ -1,4 +1,4 @@
-"""A warning of what the loss reads and stages on other ranks leave. The stages of a process stand for those of ranks."""
+"""Warnings of what the loss and backwards read and stages on other ranks leave. The stages of a process stand for those of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.loss_of_ranks import warn_of_ranks
+from pipecompile.driver.left_on_ranks import warn_of_ranks
 
 
 class Leaves(nn.Module):
@@ -101,3 +101,48 @@ def test_what_the_loss_reads_of_other_ranks_is_named(
     texts = [str(one.message) for one in caught]
     assert len(texts) == bool(named)
     assert all(f"leaves {named} on objects that the loss reads" in one or named in one for one in texts)
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, holder: nn.Module) -> torch.Tensor:
+        ctx.holder = holder
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.holder.scale, None
+
+
+class Scaled(nn.Module):
+    """A backward reads an attribute that the forward leaves behind the last layer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.a, self.b, self.scale = kind, nn.Linear(4, 4), nn.Linear(4, 4), torch.ones(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        if self.kind == "hook" and h.requires_grad:
+            h.register_hook(lambda gradient: gradient * self.scale)
+        if self.kind == "other hook" and h.requires_grad:
+            h.register_hook(lambda gradient: gradient * 2)
+        if self.kind == "function":
+            h = Scale.apply(h, self)
+        y = self.b(h)
+        self.scale = y.detach().abs().mean()
+        return y
+
+
+@pytest.mark.parametrize(("kind", "warns"), [("hook", True), ("function", True), ("other hook", False)])
+def test_what_a_backward_reads_of_other_ranks_is_named(kind: str, warns: bool) -> None:
+    pipe = pc.compile(
+        Scaled(kind), 2, example_args=(torch.randn(4, 4),), n_microbatches=2, loss_fn=F.mse_loss, cost="analytic",
+        split_before=["b"],
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_ranks(pipe._cache.latest)
+    assert [str(one.message)[:75] for one in caught] == [
+        "a hook or an autograd function of stage 0 names an attribute that stage 1, on another rank"[:75]
+    ] * warns

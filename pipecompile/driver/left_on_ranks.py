@@ -1,0 +1,95 @@
+"""Values that a loss or a backward may read, and that stages on other ranks leave on objects: on its rank they are not there.
+
+rank 0      F0 leaves layers[0].aux, on its own copy of the model
+rank 1      loss reads layers[0].aux: None, or that of a call before
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from pipecompile.driver.specialization import Specialization
+from pipecompile.errors import RecordingWarning
+from pipecompile.graph.stages import Stage
+from pipecompile.runtime.cells.side_effects import SideEffects
+from pipecompile.tracing.loaded_names import attribute_names
+from pipecompile.tracing.state.effect_places import EffectPlace
+from pipecompile.tracing.state.function_state import places_near, reads_objects, roots_near
+from pipecompile.tracing.state.hidden_containers import identity
+from pipecompile.tracing.state.loss_bindings import named_by_loss
+from pipecompile.tracing.state.snapshot import held_values
+from pipecompile.tracing.user_source import warn
+
+__all__ = ["warn_of_ranks"]
+
+
+def warn_of_ranks(specialization: Specialization) -> None:
+    """Warn if the loss, or a backward, may read what a stage on another rank leaves on objects."""
+    loss, placement = specialization.options.loss_fn, specialization.plan.placement
+    effects = [SideEffects.of(stage) for stage in specialization.stages]
+    away = [stage for stage, device in enumerate(placement) if device != placement[-1]]
+    if away and loss is not None and reads_objects(loss):
+        near, names = _containers(loss), named_by_loss(loss)
+        found = [(stage, name) for stage in away for name in _read(effects[stage], near, names)]
+        if found:
+            warn(_ELSEWHERE.format(*found[0]), RecordingWarning)
+    for stage in specialization.stages:
+        named = _named_by_hooks(stage) if effects[stage.index].hooks_backward else frozenset[str]()
+        others = [other for other, device in enumerate(placement) if device != placement[stage.index]]
+        read = [
+            (other, name) for other in others for place in effects[other].places for name in named & {*_names(place)}
+        ]
+        if read:
+            warn(_BY_BACKWARD.format(stage.index, *read[0]), RecordingWarning)
+            return
+
+
+_ELSEWHERE = (
+    "stage {}, on another rank than the loss, leaves {} on objects that the loss reads: on the rank of the loss it is not there, or is that "
+    "of a call before. Return it from forward, where the loss finds it with its gradient"
+)
+_BY_BACKWARD = (
+    "a hook or an autograd function of stage {} names an attribute that stage {}, on another rank, leaves: {!r}. On the rank of the hook it "
+    "is not there, or is that of a call before. Try a cut that leaves both in one stage, with split_before="
+)
+
+
+def _named_by_hooks(stage: Stage) -> frozenset[str]:
+    """Return the names in the code of the hooks on tensors and the autograd functions of a stage."""
+    module, found = stage.module, set[str]()
+    for node in module.graph.nodes:
+        hooks = [one for one in node.all_input_nodes if one.op == "get_attr"] if "hook" in str(node.target) else []
+        functions = [getattr(module, str(one.target), None) for one in hooks if node.op == "call_method"]
+        functions.append(getattr(getattr(node.target, "autograd_function", None), "backward", None))
+        for function in functions:
+            code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+            found |= attribute_names(code) if code is not None else set()
+    return frozenset(found)
+
+
+def _containers(loss: Callable[..., Any]) -> set[int]:
+    """Return the ids of the containers that a loss reaches, those of all layers of its models among them."""
+    roots = roots_near(loss)
+    places = places_near(loss, roots)
+    models = [one for one in (loss, *roots, *held_values(places)) if isinstance(one, nn.Module)]
+    layers = (layer for model in models for layer in model.modules())
+    return {identity(place.container) for place in places} | {id(vars(layer)) for layer in layers}
+
+
+def _read(effects: SideEffects, near: set[int], names: frozenset[str]) -> Iterator[str]:
+    """Yield phrases for what a stage leaves where the loss reaches, by names in code of the loss."""
+    for place in effects.places:
+        leading = _names(place)
+        is_reached = not near.isdisjoint((identity(place.container), id(place.route.start)))
+        if is_reached and (not leading or names.intersection(leading)):
+            yield repr(leading[-1]) if leading else "something"
+    if effects.runs_python and any(identity(one) in near for one, _ in effects.state_holders.contents()):
+        yield "what its hooks and pieces kept whole leave"
+
+
+def _names(place: EffectPlace) -> list[str]:
+    return [one for one in (*place.route.names, place.key) if isinstance(one, str)]
