@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipecompile.distributed import first_values, state_of_copies, update_differences, weights_of_copies
-from pipecompile.driver import compile_context, loss_reads
+from pipecompile.driver import compile_context, left_on_ranks, loss_reads
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import forward_order, held_hooks, hooked_updates, thread_state
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
@@ -76,6 +76,7 @@ def test_each_row_has_a_warning() -> None:
         *texts(filled_arguments),
         *texts(changing_functions),
         *texts(function_state),
+        *texts(left_on_ranks),
         *texts(loss_reads),
         *texts(first_values),
         *texts(update_differences),
