@@ -101,6 +101,11 @@ class RankBackend:
     def gather_text(self, topic: str, text: str) -> list[str]:
         return self.communicator.all_gather_text(topic, text)
 
+    def on_any_rank(self, flag: bool) -> bool:
+        if self.communicator.ranks.size == 1:
+            return flag
+        return bool(self.pipeline.max(torch.tensor([flag], dtype=torch.uint8, device="cpu")).item())
+
     def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:
         """Return the number of a recording that all ranks of the pipeline can use, the highest one; 0 if there is none.
 

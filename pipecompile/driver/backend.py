@@ -52,6 +52,9 @@ class Backend(Protocol):
     def gather_text(self, topic: str, text: str) -> list[str]:
         """Return the texts of all processes, in the order of their indices."""
 
+    def on_any_rank(self, flag: bool) -> bool:
+        """Return whether a flag is set in any process of this pipeline. All of them ask."""
+
     def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:
         """Return the number of a recording that all processes can use, the highest one; 0 if there is none.
 
@@ -116,6 +119,9 @@ class ProcessBackend:
 
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
+
+    def on_any_rank(self, flag: bool) -> bool:
+        return flag
 
     def gather_text(self, topic: str, text: str) -> list[str]:  # noqa: ARG002
         return [text]

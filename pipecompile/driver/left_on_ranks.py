@@ -2,19 +2,25 @@
 
 rank 0      F0 leaves layers[0].aux, on its own copy of the model
 rank 1      loss reads layers[0].aux: None, or that of a call before
+
+Tensors in attributes are sent to the last stage, which leaves them there (`graph/left_for_loss.py`). Of the rest a warning tells.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
+from pipecompile.driver.backend import Backend
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import RecordingWarning
+from pipecompile.graph.left_for_loss import sent_to_loss
 from pipecompile.graph.stages import Stage
+from pipecompile.ir.plan import Plan
+from pipecompile.options import Options
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.tracing.loaded_names import attribute_names
 from pipecompile.tracing.state.effect_places import EffectPlace
@@ -22,9 +28,20 @@ from pipecompile.tracing.state.function_state import places_near, reads_objects,
 from pipecompile.tracing.state.hidden_containers import identity
 from pipecompile.tracing.state.loss_bindings import named_by_loss
 from pipecompile.tracing.state.snapshot import held_values
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import warn
 
-__all__ = ["warn_of_ranks"]
+__all__ = ["warn_of_ranks", "with_left_for_loss"]
+
+
+def with_left_for_loss(
+    graph: TracedGraph, stage_of: Mapping[str, int], plan: Plan, options: Options, backend: Backend
+) -> Mapping[str, int]:
+    """Return the stages of nodes, with those that leave for the loss what stages on other ranks leave, if the loss may read it."""
+    loss, last = options.loss_fn, plan.placement[-1]
+    if backend.holds_model or not backend.on_any_rank(loss is not None and reads_objects(loss)):
+        return stage_of
+    return sent_to_loss(graph, stage_of, plan.n_stages - 1, lambda stage: plan.placement[stage] != last)
 
 
 def warn_of_ranks(specialization: Specialization) -> None:
@@ -34,7 +51,8 @@ def warn_of_ranks(specialization: Specialization) -> None:
     away = [stage for stage, device in enumerate(placement) if device != placement[-1]]
     if away and loss is not None and reads_objects(loss):
         near, names = _containers(loss), named_by_loss(loss)
-        found = [(stage, name) for stage in away for name in _read(effects[stage], near, names)]
+        sent = {(id(one.container), one.key) for one in effects[-1].places}
+        found = [(stage, name) for stage in away for name in _read(effects[stage], near, names, sent)]
         if found:
             warn(_ELSEWHERE.format(*found[0]), RecordingWarning)
     for stage in specialization.stages:
@@ -80,9 +98,11 @@ def _containers(loss: Callable[..., Any]) -> set[int]:
     return {identity(place.container) for place in places} | {id(vars(layer)) for layer in layers}
 
 
-def _read(effects: SideEffects, near: set[int], names: frozenset[str]) -> Iterator[str]:
-    """Yield phrases for what a stage leaves where the loss reaches, by names in code of the loss."""
+def _read(effects: SideEffects, near: set[int], names: frozenset[str], sent: set[tuple[int, object]]) -> Iterator[str]:
+    """Yield phrases for what a stage leaves where the loss reaches, by names in code of the loss, but for what the last stage leaves too."""
     for place in effects.places:
+        if (id(place.container), place.key) in sent:
+            continue
         leading = _names(place)
         is_reached = not near.isdisjoint((identity(place.container), id(place.route.start)))
         if is_reached and (not leading or names.intersection(leading)):

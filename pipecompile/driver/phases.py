@@ -30,7 +30,9 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.batching.sample_lists import lists_of_tensors
 from pipecompile.costs import CostError
+from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
+from pipecompile.driver.left_on_ranks import with_left_for_loss
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError, PipecompileError, PlanError, TraceError
@@ -90,7 +92,9 @@ def specialize(
                 "partition", _partition, graph, request, options, decision, costs, context, describe=_solution
             )
         options = options if decision.plan else options.with_choice_of(planned.plan)
-        plan_routes, stages = log.run("split", _split, graph, planned, options, request, decision, describe=_crossings)
+        plan_routes, stages = log.run(
+            "split", _split, graph, planned, options, request, decision.is_given, backend, describe=_crossings
+        )
         mirrors, norms = log.run("place", place, graph, stages, planned.plan, options, context)
     guards = graph.facts.reads.guards() if graph.facts.reads else None  # after tensors have moved to their homes
     plan, overlaps = planned.plan, context.backend.overlaps
@@ -244,7 +248,7 @@ def _partition(
 
 
 def _split(
-    graph: TracedGraph, planned: Planned, options: Options, request: CompileRequest, decision: Decision
+    graph: TracedGraph, planned: Planned, options: Options, request: CompileRequest, is_given: bool, backend: Backend
 ) -> tuple[tuple[Route, ...], tuple[Stage, ...]]:
     """Return the routes and the stages of a plan. A plan from the user must fit into the memory."""
     plan = planned.plan
@@ -252,9 +256,10 @@ def _split(
     if len(plan.devices) != len(options.devices):
         what = f"the plan is for {counted(len(plan.devices), 'device')}, compile has {len(options.devices)}"
         raise PlanError(what, hint=f"devices= with {len(plan.devices)} of them, or no plan")
-    if decision.is_given:
+    if is_given:
         check_plan_memory(plan, options, len(request.batch.sizes), request.samples)
     stage_of = planned.stage_of or transfer_cut(plan.stage_of, graph, plan.n_stages)
+    stage_of = with_left_for_loss(graph, stage_of, plan, options, backend)
     devices = [options.devices[device] for device in plan.placement]
     plan_routes = routes(graph, stage_of, planned.samples)
     return plan_routes, split(graph, plan_routes, stage_of, devices)
