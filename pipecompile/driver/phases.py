@@ -97,14 +97,17 @@ def specialize(
         )
         mirrors, norms = log.run("place", place, graph, stages, planned.plan, options, context)
     guards = graph.facts.reads.guards() if graph.facts.reads else None  # after tensors have moved to their homes
-    plan, overlaps = planned.plan, context.backend.overlaps
+    plan, overlaps = planned.plan, backend.overlaps
     executable, final = backend.executable(plan, mirrors), options.with_recompute(plan.recompute)
     specialization = Specialization(
         graph, request.signature, plan, final, plan_routes, stages, mirrors, norms, executable, log, guards, overlaps
     )
-    is_asked = len(request.candidates) == 1  # else the number was chosen, among those that the samples allow
-    counts = (options.default_microbatches, len(request.batch.sizes)) if is_asked else None
-    return specialization, decision.after(planned, specialization.cut, counts)
+    return specialization, decision.after(planned, specialization.cut, _asked_counts(request, options))
+
+
+def _asked_counts(request: CompileRequest, options: Options) -> tuple[int, int] | None:
+    """Return the asked and the present number of micro-batches; None if the number was chosen, among those that the samples allow."""
+    return (options.default_microbatches, len(request.batch.sizes)) if len(request.candidates) == 1 else None
 
 
 # -- record ---------------------------------------------------------------------------------------------------------
@@ -260,9 +263,8 @@ def _split(
         check_plan_memory(plan, options, len(request.batch.sizes), request.samples)
     stage_of = planned.stage_of or transfer_cut(plan.stage_of, graph, plan.n_stages)
     stage_of = with_left_for_loss(graph, stage_of, plan, options, backend)
-    devices = [options.devices[device] for device in plan.placement]
     plan_routes = routes(graph, stage_of, planned.samples)
-    return plan_routes, split(graph, plan_routes, stage_of, devices)
+    return plan_routes, split(graph, plan_routes, stage_of, [options.devices[device] for device in plan.placement])
 
 
 def place(
