@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from itertools import chain
@@ -101,10 +101,10 @@ class RankBackend:
     def gather_text(self, topic: str, text: str) -> list[str]:
         return self.communicator.all_gather_text(topic, text)
 
-    def on_any_rank(self, flag: bool) -> bool:
+    def united(self, names: Collection[str]) -> set[str]:
         if self.communicator.ranks.size == 1:
-            return flag
-        return bool(self.pipeline.max(torch.tensor([flag], dtype=torch.uint8, device="cpu")).item())
+            return set(names)
+        return {name for text in self.pipeline.all_gather_text(" ".join(names)) for name in text.split()}
 
     def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:
         """Return the number of a recording that all ranks of the pipeline can use, the highest one; 0 if there is none.

@@ -7,7 +7,7 @@ what runs a program. `distributed/rank_backend.py` is the backend of ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -52,8 +52,8 @@ class Backend(Protocol):
     def gather_text(self, topic: str, text: str) -> list[str]:
         """Return the texts of all processes, in the order of their indices."""
 
-    def on_any_rank(self, flag: bool) -> bool:
-        """Return whether a flag is set in any process of this pipeline. All of them ask."""
+    def united(self, names: Collection[str]) -> set[str]:
+        """Return the names that any process of this pipeline gives. All of them call this."""
 
     def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:
         """Return the number of a recording that all processes can use, the highest one; 0 if there is none.
@@ -120,8 +120,8 @@ class ProcessBackend:
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
 
-    def on_any_rank(self, flag: bool) -> bool:
-        return flag
+    def united(self, names: Collection[str]) -> set[str]:
+        return set(names)
 
     def gather_text(self, topic: str, text: str) -> list[str]:  # noqa: ARG002
         return [text]

@@ -17,7 +17,7 @@ from torch import nn
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import RecordingWarning
-from pipecompile.graph.left_for_loss import sent_to_loss
+from pipecompile.graph.left_for_loss import sendable, sent_to_loss
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
@@ -38,10 +38,16 @@ def with_left_for_loss(
     graph: TracedGraph, stage_of: Mapping[str, int], plan: Plan, options: Options, backend: Backend
 ) -> Mapping[str, int]:
     """Return the stages of nodes, with those that leave for the loss what stages on other ranks leave, if the loss may read it."""
-    loss, last = options.loss_fn, plan.placement[-1]
-    if backend.holds_model or not backend.on_any_rank(loss is not None and reads_objects(loss)):
+    last, found = plan.placement[-1], [] if backend.holds_model else sendable(graph)
+    away = [node for node in found if plan.placement[stage_of[node.name]] != last]
+    loss, read = options.loss_fn, list[str]()
+    if not away:
         return stage_of
-    return sent_to_loss(graph, stage_of, plan.n_stages - 1, lambda stage: plan.placement[stage] != last)
+    if loss is not None and reads_objects(loss):
+        near, names = _containers(loss), named_by_loss(loss)
+        read = [node.name for node in away if _is_read(node.target.place, near, names)]  # type: ignore[union-attr]
+    all_read = backend.united(read)
+    return sent_to_loss(graph, stage_of, plan.n_stages - 1, [node for node in away if node.name in all_read])
 
 
 def warn_of_ranks(specialization: Specialization) -> None:
@@ -103,12 +109,17 @@ def _read(effects: SideEffects, near: set[int], names: frozenset[str], sent: set
     for place in effects.places:
         if (id(place.container), place.key) in sent:
             continue
-        leading = _names(place)
-        is_reached = not near.isdisjoint((identity(place.container), id(place.route.start)))
-        if is_reached and (not leading or names.intersection(leading)):
-            yield repr(leading[-1]) if leading else "something"
+        if _is_read(place, near, names):
+            yield repr(leading[-1]) if (leading := _names(place)) else "something"
     if effects.runs_python and any(identity(one) in near for one, _ in effects.state_holders.contents()):
         yield "what its hooks and pieces kept whole leave"
+
+
+def _is_read(place: EffectPlace, near: set[int], names: frozenset[str]) -> bool:
+    """Return whether a loss that reaches these containers, by these names, may read a place."""
+    leading = _names(place)
+    is_reached = not near.isdisjoint((identity(place.container), id(place.route.start)))
+    return is_reached and (not leading or bool(names.intersection(leading)))
 
 
 def _names(place: EffectPlace) -> list[str]:

@@ -6,7 +6,7 @@ rank 1                     └───► keep_for_loss  self.aux, on the model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["is_for_loss", "sent_to_loss"]
+__all__ = ["is_for_loss", "sendable", "sent_to_loss"]
 
 
 def is_for_loss(node: fx.Node) -> bool:
@@ -24,29 +24,29 @@ def is_for_loss(node: fx.Node) -> bool:
     return hasattr(node.target, "for_loss")
 
 
-def sent_to_loss(
-    graph: TracedGraph, stage_of: Mapping[str, int], last: int, is_away: Callable[[int], bool]
-) -> dict[str, int]:
-    """Add nodes to the last stage, `last`, that leave what stages away from it leave in attributes. Return the stages with theirs.
-
-    Tensors alone are sent. Lists and counts are of their rank.
-    """
-    found, output = dict(stage_of), graph.graph.output_node()
+def sendable(graph: TracedGraph) -> list[fx.Node]:
+    """Return the nodes that leave tensors in attributes. Lists and counts are not sent."""
+    found = []
     for node in compute_nodes(graph):
         place = getattr(node.target, "place", None)
-        if (
-            place is None
-            or place.key is None
-            or place.is_count
-            or is_for_loss(node)
-            or not is_away(stage_of[node.name])
+        is_attribute = place is not None and place.key is not None and not place.is_count and not is_for_loss(node)
+        if is_attribute and all(
+            isinstance(value_of(one), torch.Tensor) or facts(one).is_size for one in node.all_input_nodes
         ):
-            continue
-        if all(isinstance(value_of(one), torch.Tensor) or facts(one).is_size for one in node.all_input_nodes):
-            with graph.graph.inserting_before(output):
-                twin = graph.graph.call_function(_for_loss(node.target), node.args, node.kwargs)
-            twin.meta = dict(node.meta)
-            found[twin.name] = last
+            found.append(node)
+    return found
+
+
+def sent_to_loss(
+    graph: TracedGraph, stage_of: Mapping[str, int], last: int, nodes: Sequence[fx.Node]
+) -> dict[str, int]:
+    """Add nodes to the last stage, `last`, that leave what these nodes leave. Return the stages with theirs."""
+    found, output = dict(stage_of), graph.graph.output_node()
+    for node in nodes:
+        with graph.graph.inserting_before(output):
+            twin = graph.graph.call_function(_for_loss(node.target), node.args, node.kwargs)
+        twin.meta = dict(node.meta)
+        found[twin.name] = last
     return found
 
 

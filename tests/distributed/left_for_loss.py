@@ -100,7 +100,7 @@ def _trained(case: str) -> dict[str, Any]:
         if own.grad is not None
     ]
     texts = [str(one.message) for one in caught if "on objects that the loss reads" in str(one.message)]
-    left, wanted = (float(one.blocks[0].aux.detach()) for one in (model, twin))
+    left, wanted = (None if one.blocks[0].aux is None else one.blocks[0].aux.item() for one in (model, twin))
     return {"apart": max(apart), "gradients": len(apart) - 2, "warned": texts, "left": left, "wanted": wanted}
 
 

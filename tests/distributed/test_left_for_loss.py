@@ -31,6 +31,11 @@ def test_the_last_rank_has_what_the_last_micro_batch_left(said: list[dict[str, A
     assert said[1]["1f1b"]["left"] == pytest.approx(said[1]["1f1b"]["wanted"], rel=1e-12)
 
 
+def test_what_the_loss_does_not_name_is_not_sent(said: list[dict[str, Any]]) -> None:
+    assert said[0]["dicts"]["left"] is not None
+    assert said[1]["dicts"]["left"] is None
+
+
 def test_a_list_of_another_rank_is_named(said: list[dict[str, Any]]) -> None:
     assert all("leaves 'seen' on objects that the loss reads" in text for one in said for text in one["lists"])
     assert all(one["lists"] for one in said)

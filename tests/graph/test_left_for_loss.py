@@ -10,7 +10,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.left_for_loss import is_for_loss, sent_to_loss
+from pipecompile.graph.left_for_loss import is_for_loss, sendable, sent_to_loss
 from pipecompile.graph.stages import routes, split
 
 
@@ -41,7 +41,7 @@ def cut() -> tuple[Any, dict[str, int]]:
 
 def test_tensors_in_attributes_are_left_by_the_last_stage_as_well(cut: tuple[Any, dict[str, int]]) -> None:
     graph, stage_of = cut
-    found = sent_to_loss(graph, stage_of, 1, lambda stage: stage == 0)
+    found = sent_to_loss(graph, stage_of, 1, sendable(graph))
     added = [node for node in compute_nodes(graph) if is_for_loss(node)]
     assert sorted(node.target.place.key for node in added) == ["aux", "info", "late"]
     assert {found[node.name] for node in added} == {1}
@@ -51,7 +51,7 @@ def test_tensors_in_attributes_are_left_by_the_last_stage_as_well(cut: tuple[Any
 def test_their_values_have_routes_with_gradients_and_the_stage_writes_them(cut: tuple[Any, dict[str, int]]) -> None:
     graph, stage_of = cut
     before = {route.value for route in routes(graph, stage_of)}
-    found = sent_to_loss(graph, stage_of, 1, lambda stage: stage == 0)
+    found = sent_to_loss(graph, stage_of, 1, sendable(graph))
     sent = [route for route in routes(graph, found) if route.value not in before]
     assert [(route.source, route.consumers, route.gradient) for route in sent] == [(0, (1,), True)] * 3
     model = next(node for node in compute_nodes(graph) if is_for_loss(node)).target.place.route.start
@@ -62,7 +62,9 @@ def test_their_values_have_routes_with_gradients_and_the_stage_writes_them(cut: 
     assert any(model["info"]["h"] is value for value in values.values())
 
 
-def test_what_stages_on_the_rank_of_the_loss_leave_stays_theirs(cut: tuple[Any, dict[str, int]]) -> None:
+def test_lists_and_counts_are_not_sent_and_nothing_twice(cut: tuple[Any, dict[str, int]]) -> None:
     graph, stage_of = cut
-    assert sent_to_loss(graph, stage_of, 1, lambda _stage: False) == stage_of
-    assert not any(map(is_for_loss, compute_nodes(graph)))
+    first = [node.name for node in sendable(graph)]
+    assert len(first) == 3
+    sent_to_loss(graph, stage_of, 1, sendable(graph))
+    assert [node.name for node in sendable(graph)] == first
