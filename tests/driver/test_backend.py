@@ -28,6 +28,7 @@ def test_one_process_plans_and_shares_nothing() -> None:
     assert backend.share_plan(planned) is planned
     assert backend.deferred_norms(norms) is norms
     assert backend.gather_text("topic", "text") == ["text"]
+    assert backend.united(["a", "b"]) == {"a", "b"}
     assert backend.executable(PLAN, Mirrors()) is Executable
     with backend.without_collectives(nn.Identity(), options_of()) as entered:
         assert entered is None
@@ -41,7 +42,7 @@ def test_the_only_process_must_have_a_plan() -> None:
 def test_every_decision_of_the_protocol_is_taken_with_the_same_parameters() -> None:
     decisions = {name: method for name, method in vars(Backend).items() if inspect.isfunction(method)}
     decisions = {name: method for name, method in decisions.items() if not name.startswith("_")}
-    assert len(decisions) == 15
+    assert len(decisions) == 16
     for name, method in decisions.items():
         own = inspect.signature(getattr(ProcessBackend, name))
         assert list(own.parameters) == list(inspect.signature(method).parameters), name
