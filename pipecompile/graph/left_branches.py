@@ -29,7 +29,7 @@ def anchored_branches(graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[l
     """
     order, live = {node: index for index, node in enumerate(nodes)}, _with_gradient(graph)
     main = _reaching(live.intersection(graph.graph.output_node().all_input_nodes), nodes, live)
-    ends = {node for node in nodes if _may_leave_tensors(graph, node) and not live.isdisjoint(node.all_input_nodes)}
+    ends = {node for node in nodes if _may_leave_gradients(graph, node, live)}
     branch = _reaching(ends - main, nodes, live) - main
     links: nx.Graph[fx.Node] = nx.Graph()
     links.add_nodes_from(branch & order.keys())
@@ -60,7 +60,8 @@ def _with_gradient(graph: fx.GraphModule) -> set[fx.Node]:
         value, ambient = value_of(node), facts(node).ambient
         is_real = not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex()
         is_off = outside and ambient is not None and not ambient.grad
-        is_source = node.op in ("placeholder", "get_attr", "call_module")
+        is_trained = isinstance(value, torch.Tensor) and value.requires_grad
+        is_source = node.op == "call_module" or (node.op in ("placeholder", "get_attr") and is_trained)
         if is_real and not is_off and not _detaches(node) and (is_source or not live.isdisjoint(node.all_input_nodes)):
             live.add(node)
     return live
@@ -70,9 +71,13 @@ def _detaches(node: fx.Node) -> bool:
     return facts(node).is_size or (node.op == "call_method" and node.target in ("detach", "detach_", "item", "tolist"))
 
 
-def _may_leave_tensors(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Return whether the node writes to an attribute or a container, or runs Python of the user's, which may."""
+def _may_leave_gradients(graph: fx.GraphModule, node: fx.Node, live: set[fx.Node]) -> bool:
+    """Return whether the node writes to an attribute or a container, or runs Python of the user's, which may, with something that has a
+    gradient: an input that is `live`, or weights of its own.
+    """
     if node.op != "call_module":
-        return hasattr(node.target, "place")
+        return hasattr(node.target, "place") and not live.isdisjoint(node.all_input_nodes)
     called: nn.Module = graph.get_submodule(str(node.target))
-    return (isinstance(called, OpaqueModule) and called.is_users) or any(forward_hooks_of(called))
+    runs_python = (isinstance(called, OpaqueModule) and called.is_users) or any(forward_hooks_of(called))
+    is_trained = any(weight.requires_grad for weight in called.parameters())
+    return runs_python and (is_trained or not live.isdisjoint(node.all_input_nodes))
