@@ -108,7 +108,7 @@ def warn_of_left(specialization: Specialization) -> None:
         return
     specialization.is_loss_tried = True
     effects = map(SideEffects.of, specialization.stages)
-    if reads_objects(specialization.options.loss_fn) and any(one.places or one.runs_python for one in effects):
+    if reads_objects(specialization.options.loss_fn) and any(one.leaves_values for one in effects):
         warn(_OF_THE_LAST, RecordingWarning)
 
 

@@ -135,7 +135,7 @@ class Executable:
     def left_places(self) -> tuple[LeftPlaces, ...]:
         """The places in which stages may leave tensors on objects."""
         effects = (cell.all_effects for cell in self.cells)
-        return tuple(LeftPlaces(each) for each in effects if any(one.places or one.runs_python for one in each))
+        return tuple(LeftPlaces(each) for each in effects if any(one.leaves_values for one in each))
 
     @cached_property
     def inline(self) -> Code:

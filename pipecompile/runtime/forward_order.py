@@ -115,6 +115,6 @@ def _written(cell: Cell | VariantCell, names: Mapping[int, str]) -> str:
     """Return what the forwards of a stage write, or "" if that is nothing."""
     effects = cell.all_effects
     buffers = [names[id(one)] for each in effects for one in each.written_buffers if id(one) in names]
-    others = any(one.places or one.runs_python for one in effects)
+    others = any(one.leaves_values for one in effects)
     found = [*dict.fromkeys(buffers), *["what its hooks and pieces kept whole leave"] * others]
     return ", ".join(found[:2]) + ", ..." * (len(found) > 2)

@@ -110,7 +110,7 @@ class CodeBuilder:
         effects = [one for cell in cells for one in cell.all_effects]
         self.log = ChangeLog() if self.recomputes and any(one.holders for one in effects) else None
         reaches = self.recomputes or bool(self.left.places)
-        self.turns = StateTurns.of(cells, threaded=threaded, reaches=reaches, keeps=bool(self.kept))
+        self.turns = StateTurns.of(cells, threaded=threaded, reaches=reaches, hooked=self.kept.hooked)
         self.recomputes = self.recomputes or any(one.redraws for one in effects)
 
     def register(self, operand: Operand, device: int) -> int:

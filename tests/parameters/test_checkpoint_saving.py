@@ -137,6 +137,7 @@ def _save_and_fail_on_rank(rank: int, folder: str) -> None:
     dist.destroy_process_group()
     is_begun.set()
     Path(f"{folder}/destroyed.{rank}").write_text(str(saving.exception()))
+    assert not checkpoint_saving._groups
 
 
 @pytest.fixture(scope="module")

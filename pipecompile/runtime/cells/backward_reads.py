@@ -13,14 +13,14 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from pipecompile.ir import UNTRAINED, Action, Kind, Program
+from pipecompile.ir import BACKWARDS, UNTRAINED, Action, Kind, Program
 from pipecompile.runtime.cells.left_places import LeftPlaces
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.tracing.state.effect_places import put_value, value_at
 
-__all__ = ["BackwardReads", "hooked_stages"]
+__all__ = ["BackwardReads"]
 
 
 class BackwardReads:
@@ -34,25 +34,26 @@ class BackwardReads:
         self._ends = Counter[int]()  # per micro-batch, the backwards that this is around
         self._counting = Lock()
 
-    def __bool__(self) -> bool:
-        """Return whether anything is kept."""
-        return bool(self._stages)
+    @property
+    def hooked(self) -> Collection[int] | None:
+        """The stages whose backwards exchange attributes in any run; None if none is kept."""
+        return self._hooked if self._stages else None
 
     @classmethod
     def of(cls, program: Program, cells: Sequence[Cell | VariantCell], *, threaded: bool = False) -> BackwardReads:
         """Return what keeps the attributes that the stages of these cells leave. Without a backward in the program nothing is kept."""
         trains = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
         effects = {stage: cell.all_effects for stage, cell in enumerate(cells if trains else ())}
-        leaves = {stage: each for stage, each in effects.items() if any(one.places or one.runs_python for one in each)}
+        leaves = {stage: each for stage, each in effects.items() if any(one.leaves_values for one in each)}
         keys = {stage: _LeftKeys(LeftPlaces(each)) for stage, each in leaves.items()}
-        return cls(keys, hooked_stages(cells), threaded=threaded)
+        return cls(keys, _hooked_stages(cells), threaded=threaded)
 
     def around(self, run: Run, action: Action) -> Run:
         """Return the function of an action: a forward notes what it leaves, and a backward finds it."""
         keys = self._stages.get(action.stage)
         if action.kind is Kind.FORWARD:
             return run if keys is None else self._noting(run, (action.stage, action.microbatch), keys)
-        is_backward = action.kind not in UNTRAINED and action.kind is not Kind.RECOMPUTE
+        is_backward = action.kind in (*BACKWARDS, Kind.WEIGHT_GRAD)
         return self._reading(run, action) if is_backward and self._stages else run
 
     def _noting(self, run: Run, key: tuple[int, int], keys: _LeftKeys) -> Run:
@@ -87,7 +88,7 @@ class BackwardReads:
             return frame.ended[microbatch] == self._ends[microbatch]
 
 
-def hooked_stages(cells: Sequence[Cell | VariantCell]) -> frozenset[int]:
+def _hooked_stages(cells: Sequence[Cell | VariantCell]) -> frozenset[int]:
     """Return the stages whose backwards, or that of the loss behind them, may run Python of the user's."""
     effects = enumerate(cell.all_effects for cell in cells)
     return frozenset(stage for stage, each in effects if any(one.hooks_backward or one.holders for one in each))

@@ -51,10 +51,7 @@ class LeftTensors:
         """Return what takes care of the tensors that the stages of these cells leave."""
         last, places = len(cells) - 1, dict[int, LeftPlaces]()
         if any(one.reads_objects for cell in cells[-1:] for one in cell.all_cells):
-            leaves = {
-                stage: any(one.places or one.runs_python for one in cell.all_effects)
-                for stage, cell in enumerate(cells)
-            }
+            leaves = {stage: any(one.leaves_values for one in cell.all_effects) for stage, cell in enumerate(cells)}
             places = {stage: LeftPlaces(cells[stage].all_effects) for stage in range(last) if leaves[stage]}
         return cls(places, last)
 

@@ -93,9 +93,14 @@ class SideEffects:
         return not any((*kept, self.holders, self.loss_inputs, self.retains))
 
     @property
+    def leaves_values(self) -> bool:
+        """Return whether the stage leaves values on objects, or Python in it may."""
+        return bool(self.places or self.runs_python)
+
+    @property
     def is_stateful(self) -> bool:
         """Return whether the stage leaves values on objects, or Python in it or of the loss behind it may."""
-        return bool(self.places or self.runs_python or self.holders)
+        return self.leaves_values or bool(self.holders)
 
     @cached_property
     def state_holders(self) -> StateHolders:

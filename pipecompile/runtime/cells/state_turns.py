@@ -14,8 +14,7 @@ from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from threading import RLock
 
-from pipecompile.ir import UNTRAINED, Action, Kind
-from pipecompile.runtime.cells.backward_reads import hooked_stages
+from pipecompile.ir import BACKWARDS, Action, Kind
 from pipecompile.runtime.cells.left_places import LeftPlaces
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
@@ -40,19 +39,24 @@ class StateTurns:
 
     @classmethod
     def of(
-        cls, cells: Sequence[Cell | VariantCell], *, threaded: bool, reaches: bool, keeps: bool = False
+        cls,
+        cells: Sequence[Cell | VariantCell],
+        *,
+        threaded: bool,
+        reaches: bool,
+        hooked: Collection[int] | None = None,
     ) -> StateTurns:
-        """Return the turns of the stages of these cells; none in one thread. `keeps`: backwards may exchange state."""
+        """Return the turns of the stages of these cells; none in one thread."""
         effects = {stage: cell.all_effects for stage, cell in enumerate(cells if threaded else ())}
         stateful = {stage: each for stage, each in effects.items() if any(one.is_stateful for one in each)}
         places = {stage: LeftPlaces(each) for stage, each in stateful.items()}
-        return cls(places, reaches=reaches, hooked=hooked_stages(cells) if keeps and threaded else None)
+        return cls(places, reaches=reaches, hooked=hooked if threaded else None)
 
     def around(self, run: Run, action: Action) -> Run:
         """Return the function of an action, which waits for its turn."""
         if action.stage in self._places:
             return run if len(self._places) == 1 and self._hooked is None else self._in_turn(run, action.stage)
-        is_backward = action.kind not in UNTRAINED and action.kind is not Kind.RECOMPUTE
+        is_backward = action.kind in (*BACKWARDS, Kind.WEIGHT_GRAD)
         return run if self._hooked is None or not is_backward else self._if_hooked(run, action.stage in self._hooked)
 
     def _in_turn(self, run: Run, stage: int) -> Run:

@@ -59,23 +59,25 @@ def test_an_answer_that_changes_is_noticed() -> None:
     assert not state.refresh({"step": holder})
 
 
-def test_a_recomputation_puts_back_the_numbers_of_its_forward() -> None:
+def _changed() -> tuple[LiftedState, dict[str, Any]]:
+    """Return a state whose number is 0.25 now, and its numbers from when it was 0.5."""
     holder = Holder({"rate": 0.5}, "rate")
     state = LiftedState({"rate": holder})
     before = state.numbers
     holder.put(0.25)
     state.refresh({"rate": holder})
+    return state, before
+
+
+def test_a_recomputation_puts_back_the_numbers_of_its_forward() -> None:
+    state, before = _changed()
     with state.restored(before):
         assert state.function("rate") == 0.5
     assert state.function("rate") == 0.25
 
 
 def test_two_threads_put_the_numbers_back_when_both_are_done() -> None:
-    holder = Holder({"rate": 0.5}, "rate")
-    state = LiftedState({"rate": holder})
-    before = state.numbers
-    holder.put(0.25)
-    state.refresh({"rate": holder})
+    state, before = _changed()
     first, second = state.restored(before), state.restored(before)
     first.__enter__()
     second.__enter__()
