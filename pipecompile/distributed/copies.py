@@ -7,6 +7,7 @@ copy 1    2 batches   loss, metrics ─┴─► sums over all samples, on all r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -71,7 +72,8 @@ def sum_of_totals(
     if group is not None:
         rows_of_copies(group, "pipe.evaluate")
         texts = group.all_gather_text(msgspec.json.encode(names).decode())
-        names = [*dict.fromkeys(name for text in texts for name in msgspec.json.decode(text, type=list[str]))]
+        named: list[list[str]] = [msgspec.json.decode(text, type=list[str]) for text in texts]
+        names = [*dict.fromkeys(chain.from_iterable(named))]
     own = [float(total.samples), float(total.loss), *(float(total.metrics.get(name, 0.0)) for name in names)]
     with torch.inference_mode(False):
         mine = torch.tensor(own, dtype=torch.float64, device="cpu")

@@ -176,7 +176,7 @@ class Plan:
         """Return the plan whose `to_json` is `text`. Raise PlanError naming the place in the file; execute nothing."""
         text, where = json_text(text), place_text(where)
         try:
-            plan = msgspec.json.decode(text, type=cls)
+            plan: Plan = msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise PlanError(
                 "this is not a plan", where=where, why=str(error), hint="write one with pipe.plan.save(path)"

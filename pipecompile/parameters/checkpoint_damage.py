@@ -153,7 +153,8 @@ def checksum_of(file: Path) -> tuple[int, str]:
 
 def _check_sums(path: Path) -> None:
     try:
-        sums = msgspec.json.decode((path / CHECKSUMS).read_bytes(), type=dict[str, tuple[int, str]])
+        content = (path / CHECKSUMS).read_bytes()
+        sums: dict[str, tuple[int, str]] = msgspec.json.decode(content, type=dict[str, tuple[int, str]])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamage(path / CHECKSUMS, f"it cannot be read: {error}") from error
     for name, (size, digest) in sums.items():

@@ -171,9 +171,9 @@ class Problem:
         """
         text, where = json_text(text), place_text(where)
         try:
-            problem = msgspec.json.decode(text, type=cls)
-            keys = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            entries = msgspec.json.decode(text, type=_Entries)
+            problem: Problem = msgspec.json.decode(text, type=cls)
+            keys: dict[str, msgspec.Raw] = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            entries: _Entries = msgspec.json.decode(text, type=_Entries)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise PartitionError(
                 "the text is not a partition problem", where=where, why=str(error), hint=_HINT
