@@ -8,6 +8,7 @@ learning rates, mixed precision, an average of the weights, validation over all 
 
 import argparse
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -61,10 +62,14 @@ def main() -> None:
         total, right = 0.0, 0
         batches = [*parts(x, y, order, options.batch, mesh, pipe)]
         for number, (inputs, target) in enumerate(batches, 1):
-            with torch.autocast("cpu", torch.bfloat16, enabled=options.amp):
+            is_last = number % ACCUMULATED == 0 or number == len(batches)
+            with (
+                torch.autocast("cpu", torch.bfloat16, enabled=options.amp),
+                nullcontext() if is_last else pipe.no_sync(),
+            ):
                 loss, counts = pipe.step(inputs, target=target)  # the loss of the whole batch, on every rank
             total, right = total + ACCUMULATED * loss.item(), right + int(sum(counts))  # counts: of this copy's part
-            if number % ACCUMULATED == 0 or number == len(batches):
+            if is_last:
                 pipe.clip_grad_norm_(1.0)  # the norm over all ranks
                 optimizer.step()
                 optimizer.zero_grad()

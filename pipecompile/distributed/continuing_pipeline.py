@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.driver.call_lock import exclusive
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.evaluation import RunningTotal
-from pipecompile.errors import RunError
+from pipecompile.errors import InputError, RunError
 from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options
 
@@ -105,6 +105,14 @@ class ContinuingPipeline(RankPipeline):
     ) -> torch.Tensor:
         call = partial(super().clip_grad_norm_, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
         return self._made("pipe.clip_grad_norm_", call, runs=False)
+
+    def no_sync(self) -> NoReturn:
+        """Raise InputError: what a copy holds would be lost with it, and a step made again would be without its samples."""
+        raise InputError(
+            'no_sync() is used with lost_copies="continue"',
+            why="the gradients that a copy holds would be lost with it",
+            hint="steps that sum their gradients each; or compile without lost_copies",
+        )
 
     def sum_over_copies(self, values: Any) -> Any:
         return self._made("pipe.sum_over_copies", partial(super().sum_over_copies, values), runs=False)

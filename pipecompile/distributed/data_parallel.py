@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.failure_report import Disagreement
 from pipecompile.distributed.gradient_reduction import GradientReduction, LossOfBatch, Parameters
+from pipecompile.distributed.held_gradients import HeldGradients, Part
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.distributed.state_of_copies import StateOfCopies
 from pipecompile.distributed.weights_of_copies import WeightsOfCopies
@@ -40,7 +41,7 @@ class Replicas:
     `loss_weights` has the ids of the parameters that the loss uses, as far as is known.
     `needs_one_program` returns why copies cannot run different programs; "" if they can. With `keeps_earlier`, gradients of earlier steps
     keep their values until the caller adds the new sums to them. `parts` are what the parts of the batch of all replicas count, and `unit`
-    in what, in the last step that had begun. `weights` compares the values of parameters, `state` what else a step reads.
+    in what, in the last step that had begun. `held` has the gradients of steps under `no_sync`. `weights` compares the values of parameters, `state` what else a step reads.
     """
 
     def __init__(self, group: CollectiveGroup | None, shards: ShardedParameters) -> None:
@@ -50,7 +51,7 @@ class Replicas:
         self.modes = ""
         self.keeps_earlier, self.unit = False, "samples"
         self.parts: tuple[float, ...] = ()
-        self.weights, self.state = WeightsOfCopies(), StateOfCopies()
+        self.weights, self.state, self.held = WeightsOfCopies(), StateOfCopies(), HeldGradients()
         self._step: GradientReduction | None = None
 
     @property
@@ -71,22 +72,36 @@ class Replicas:
             yield _same
             return
         if not trains:
-            with self._begun(GradientReduction(group, self.shards, parameters, samples)) as step:
+            with self._begun(self._reduction(group, parameters, samples)) as step:
                 yield step.loss_of_batch
             return
-        earlier = {parameter: parameter.grad for parameter in parameters()}
-        for parameter in earlier:
-            parameter.grad = None
-        try:
-            with self._begun(GradientReduction(group, self.shards, parameters, samples)) as step:
+        with self.held.revealed(), self._begun(self._reduction(group, parameters, samples)) as step:
+            earlier = {parameter: parameter.grad for parameter in parameters()}
+            for parameter in earlier:
+                parameter.grad = None
+            try:
                 yield step.loss_of_batch
-                self.reduce(None)
-                step.finish()
-        except BaseException:
-            for parameter, gradient in earlier.items():
-                parameter.grad = gradient
-            raise
-        _add(parameters(), earlier, in_place=not self.keeps_earlier)
+                parts = self._ended(step)
+            except BaseException:
+                for parameter, gradient in earlier.items():
+                    parameter.grad = gradient
+                raise
+            _add(parameters(), earlier, in_place=not self.keeps_earlier)
+            if self.held.is_on:
+                self.held.keep(parts)
+            else:
+                self.held.clear()
+
+    def _reduction(self, group: CollectiveGroup, parameters: Parameters, samples: int | None) -> GradientReduction:
+        return GradientReduction(group, self.shards, parameters, samples, self.held)
+
+    def _ended(self, step: GradientReduction) -> list[Part]:
+        """Reduce what is left, and wait for all; under `no_sync`, return the parts of this replica instead."""
+        if self.held.is_on:
+            return step.own_parts()
+        self.reduce(None)
+        step.finish()
+        return []
 
     @contextmanager
     def _begun(self, step: GradientReduction) -> Iterator[GradientReduction]:
@@ -130,10 +145,11 @@ class Replicas:
     def reduce(self, complete: Container[int] | None) -> None:
         """Start to reduce the gradients of the parameters with the ids `complete`; with None, all that are left.
 
-        Their gradients must not change any more in this step. If the copies run different programs, only None has an effect.
+        Their gradients must not change any more in this step. If the copies run different programs, only None has an effect; under
+        `no_sync`, nothing has.
         """
         assert self._step is not None
-        if complete is None or self._step.is_alike:
+        if not self.held.is_on and (complete is None or self._step.is_alike):
             self.reductions += self._step.start(complete)
 
 

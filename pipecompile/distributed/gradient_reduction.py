@@ -14,6 +14,7 @@ from torch import nn
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
 from pipecompile.distributed.copy_calls import other_modes, rows_of_copies
 from pipecompile.distributed.failure_report import Disagreement, StageDisagreement
+from pipecompile.distributed.held_gradients import HeldGradients, Part
 from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place
 from pipecompile.distributed.state_of_copies import StateOfCopies
 from pipecompile.distributed.weights_of_copies import WeightsOfCopies, shortened
@@ -48,11 +49,17 @@ class GradientReduction:
     """
 
     def __init__(
-        self, group: CollectiveGroup, shards: ShardedParameters, parameters: Parameters, samples: float | None
+        self,
+        group: CollectiveGroup,
+        shards: ShardedParameters,
+        parameters: Parameters,
+        samples: float | None,
+        held: HeldGradients | None = None,
     ) -> None:
         self.group, self.shards, self.parameters, self.samples = group, shards, parameters, samples
         self.share, self.unit, self.floor, self.is_alike = 1.0, "samples", 0.0, True
         self.parts: tuple[float, ...] = ()
+        self._held = held or HeldGradients()
         self._buckets: list[GradientBucket] = []
 
     @cached_property
@@ -139,20 +146,36 @@ class GradientReduction:
         trained = [parameter for parameter in self.whole if parameter.requires_grad and is_due(parameter)]
         dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
         buckets = [self._bucket([p for p in trained if p.dtype is dtype]) for dtype in dtypes]
-        buckets += self.shards.reduced(is_due, self.share)
+        buckets += self.shards.reduced(is_due, self.share, self._held)
         self._buckets += buckets
         return len(buckets)
 
     def _bucket(self, parameters: Sequence[nn.Parameter]) -> GradientBucket:
         """Start one bucket: the weighted gradients, and per parameter the number of ranks that have a gradient for it."""
         gradients = [local(gradient_of(parameter)).reshape(-1) for parameter in parameters]
-        has_gradient = torch.tensor([float(p.grad is not None) for p in parameters], device="cpu").to(gradients[0])
+        held = [self._held.of(parameter) for parameter in parameters]
+        is_there = [p.grad is not None or one is not None for p, one in zip(parameters, held, strict=True)]
+        has_gradient = torch.tensor(is_there, device="cpu").to(gradients[0])
         flat = torch.cat([*gradients, has_gradient])
         weigh_in_place(flat[: -len(parameters)], self.share)
-        for parameter in parameters:
-            parameter.grad = None
         sizes = [*map(len, gradients), len(parameters)]
+        for parameter, own, one in zip(parameters, flat.split_with_sizes(sizes), held, strict=False):
+            parameter.grad = None
+            if one is not None:
+                own.add_(one)
         return GradientBucket(parameters, self.group.start_sum(flat), (), partial(_set_gradients, parameters, sizes))
+
+    @torch.no_grad()
+    def own_parts(self) -> list[Part]:
+        """Take the gradients of this replica, weighted, in place of a reduction."""
+        parts = self.shards.own_parts(self.share)
+        for parameter in self.whole:
+            if parameter.requires_grad and parameter.grad is not None:
+                part = local(gradient_of(parameter)).reshape(-1).clone()
+                weigh_in_place(part, self.share)
+                parts.append((parameter, part))
+                parameter.grad = None
+        return parts
 
     @torch.no_grad()
     def finish(self) -> None:

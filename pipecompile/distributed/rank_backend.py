@@ -65,7 +65,7 @@ class RankBackend:
         self._is_planned = False
         self.begins = True  # with the values that the model has: a copy of a pipeline has those of its ranks
         self.is_extra_loaded = False  # since the last recording: what a forward reads may be other than on other ranks
-        self.shards = ShardedParameters(ranks.shard_mesh, communicator)
+        self.shards = ShardedParameters(ranks.shard_mesh, communicator, ranks.shard_layout)
         group = ranks.replica_group
         self.copies = None if group is None else CollectiveGroup(group, communicator)
         self.replicas = Replicas(self.copies, self.shards)

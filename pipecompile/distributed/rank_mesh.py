@@ -24,6 +24,9 @@ from pipecompile.torch_private.process_groups import default_store, flattened, t
 
 __all__ = ["RankMesh"]
 
+_OUTER_FIRST = ("dp", "dp_shard", "tp")
+"""The order in which torch wants the dimensions of the mesh of a DTensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankMesh:
@@ -31,7 +34,7 @@ class RankMesh:
 
     `group` has one rank per pipeline device; this rank is number `index` of its `size` ranks. `members` are all ranks of the mesh.
     `replica_group` has the ranks that run the same stages on other parts of the batch, `shard_mesh` those of them that shard
-    parameters among themselves, `tensor_group` those that have other parts of the same layers; None if there are none.
+    parameters among themselves, `shard_layout` these and those with other parts of the same layers, `tensor_group` those that have other parts of the same layers; None if there are none.
     `copy` are the members that work on one part of the batch: all members, if there is one pipeline. `copies` has, per copy that there
     was at first, its ranks, of which those at one place run the same stages; `left` are the numbers of the copies that are left.
     `device_type` is that of the mesh; of all ranks, "cuda" if their process group has NCCL, as the default one has beside GPUs.
@@ -43,6 +46,7 @@ class RankMesh:
     members: tuple[int, ...]
     replica_group: dist.ProcessGroup | None = None
     shard_mesh: DeviceMesh | None = None
+    shard_layout: DeviceMesh | None = None
     tensor_group: dist.ProcessGroup | None = None
     device_type: str = "cpu"
     copy: tuple[int, ...] = ()
@@ -74,7 +78,8 @@ class RankMesh:
             dist.get_world_size(group),
             members=tuple(sorted(mesh.mesh.flatten().tolist())),
             replica_group=_group_along(mesh, parts),
-            shard_mesh=mesh[tuple(sorted(parts))] if "dp_shard" in parts else None,
+            shard_mesh=mesh[parts] if "dp_shard" in parts else None,
+            shard_layout=mesh[(*parts, *(["tp"] if "tp" in names else []))] if "dp_shard" in parts else None,
             tensor_group=mesh["tp"].get_group() if "tp" in names else None,
             device_type=mesh.device_type,
             copy=next(tuple(sorted(copy)) for copy in copies if dist.get_rank() in copy),
@@ -166,11 +171,12 @@ def _check(mesh: DeviceMesh, names: tuple[str, ...]) -> None:
             why="a pipeline has pp, its devices; dp and dp_shard, its copies; and tp, parts of its layers",
             hint='init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))',
         )
-    if {"dp_shard", "tp"} <= set(names):
+    ordered = [name for name in _OUTER_FIRST if name in names]
+    if "dp_shard" in names and [name for name in names if name != "pp"] != ordered:
         raise InputError(
-            "the mesh has both dp_shard and tp",
-            why="a parameter is sharded along one of them only",
-            hint='mesh_dim_names=("dp", "pp", "tp")',
+            f"the dimensions of the mesh are {names}, in this order",
+            why="a parameter that is sharded has dp, dp_shard and tp in the order in which they cut it, the last within the others",
+            hint=f"mesh_dim_names={tuple(sorted(names, key=('dp', 'dp_shard', 'pp', 'tp').index))}",
         )
     if mesh.get_coordinate() is None:
         raise InputError(f"rank {dist.get_rank()} is not in the mesh", hint="compile on the ranks of the mesh only")

@@ -58,7 +58,7 @@ class RankModule(Pipeline):
         self.replicas.state.follow(model, lambda: self._cache.entries)
         self._lockstep: Lockstep = self._backend.lockstep
         is_alone, named = len(ranks.members) == 1, lambda: self.named_parameters() if self._cache else ()
-        self._updates = WeightUpdates(named, ranks.size, is_alone=is_alone)
+        self._updates = WeightUpdates(named, ranks.size, self.replicas.held.refuse, is_alone=is_alone)
         self._lockstep.updates = self._updates.since_last_call
         self.replicas.weights.updates = self._updates.since_last_step
         self._state = RankState(model, self._owner, self._communicator, self._runner)
@@ -114,7 +114,7 @@ class RankModule(Pipeline):
             is_compared = batch is not None and (self._ranks.size > 1 or self._ranks.tensor_group is not None)
             call = CollectiveCall.of(function, self.model, batch, scaler) if is_compared else CollectiveCall(function)
             loaded = f"after {self._loads} load_state_dict" if self._loads else ""
-            self.replicas.modes = ", ".join(filter(None, [call.modes, loaded]))
+            self.replicas.modes = ", ".join(filter(None, [call.modes, loaded, self.replicas.held.mode]))
             call = replace(call, modes=", ".join(filter(None, [self.replicas.modes, self._rescheduled])))
             with self._updates.of_program(self._lockstep), self._lockstep.of(call, is_looked_up=is_looked_up):
                 yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, reduce
 from typing import Any
 
@@ -25,7 +25,7 @@ from pipecompile.distributed.gradient_norm import scale_to_norm, spread_infiniti
 from pipecompile.distributed.protocol import TIMELINES
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_module import RankModule
-from pipecompile.distributed.row_messages import leaves_read
+from pipecompile.distributed.row_messages import LeavesRead
 from pipecompile.distributed.torch_pipelining import torch_stages
 from pipecompile.driver.call_lock import exclusive
 from pipecompile.driver.compile_cache import CompileCache
@@ -52,12 +52,11 @@ class RankPipeline(RankModule):
         check_unwrapped(model)
         check_runs_on_ranks(options)
         super().__init__(model, options, ranks, copied)
-        self._lockstep.reads = self._reads
+        self._reads = self._lockstep.reads = LeavesRead(lambda: self._cache.entries, ranks.index)
         self.replicas.needs_one_program = partial(synchronised_line, model)
         groups = (ranks.group, ranks.replica_group, ranks.tensor_group)
         self._groups = tuple(CollectiveGroup(group, self._communicator) for group in groups if group is not None)
         self.clock_error, self._is_evaluating = 0.0, False
-        self._leaves_read: dict[tuple[int, int], int] = {}  # by the number of a recording and of its inputs
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these inputs, on all ranks together."""
@@ -99,6 +98,7 @@ class RankPipeline(RankModule):
         self._require_shards()
         if self._is_evaluating:
             return self._loss_alone(args, kwargs, target=target, scaler=scaler, microbatches=microbatches)
+        self.replicas.held.check()  # before the call begins: the pipeline can go on
         microbatches = self._listed_once(microbatches)
         is_empty = self.replicas.group is not None and self._is_empty(args, kwargs, microbatches)
         is_looked_up = bool(self._cache) and not is_empty
@@ -113,7 +113,7 @@ class RankPipeline(RankModule):
                 given = {"target": target, "scaler": scaler, "microbatches": microbatches}
                 result = self._without_samples() if is_empty else super().step(*args, **given, **kwargs)
                 result = (loss_of_batch(result[0]), result[1]) if self._options.has_aux else loss_of_batch(result)
-            if trains and scaler is not None and scaler.is_enabled():
+            if trains and scaler is not None and scaler.is_enabled() and not self.replicas.held.is_on:
                 spread_infinities(self.parameters(), self._groups, scaler)
             return result
 
@@ -234,25 +234,15 @@ class RankPipeline(RankModule):
         with self._together("pipe.sum_over_copies"):
             return summed(values, self.replicas.group)
 
-    def _reads(self, recording: int, n_inputs: int) -> int | None:
-        """Return the leaves of a batch that this rank's stages read, as bits: those of the inputs, then all of the target. Return None
-        for a recording of another number of inputs.
-        """
-        if (recording, n_inputs) not in self._leaves_read:
-            entry = next((entry for entry in self._cache.entries if entry.number == recording), None)
-            if entry is None or len(entry.inputs) != n_inputs:
-                return None
-            placement = entry.plan.placement
-            self._leaves_read[recording, n_inputs] = leaves_read(
-                entry.routes, placement, entry.inputs, self._ranks.index
-            )
-        return self._leaves_read[recording, n_inputs]
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self.replicas.held.holding()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Clip the gradients of all ranks by the norm of the whole model's gradients, and return that norm, on all ranks together."""
         check_norms(max_norm, norm_type, error_if_nonfinite)
+        self.replicas.held.refuse("pipe.clip_grad_norm_")
         settings = float(max_norm), float(norm_type), float(error_if_nonfinite)
         function = f"pipe.clip_grad_norm_(max_norm={settings[0]:g}, norm_type={settings[1]:g}, {error_if_nonfinite=})"
         with self._together(function), torch.no_grad():

@@ -7,13 +7,15 @@ row 1      RECV h#0 from 0  1F0  SEND loss#0 to HOST     rank 1 receives h#0; th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Protocol
 
 from pipecompile.ir import HOST, LOSS, Action, Instruction, Op, Program, Route
+from pipecompile.ir.plan import Plan
 
-__all__ = ["Departure", "departures", "directed_pairs", "incoming", "leaves_read", "sending_action", "summary"]
+__all__ = ["Departure", "LeavesRead", "departures", "directed_pairs", "incoming", "sending_action", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,42 @@ def summary(program: Program) -> str:
     return f"{program.n_stages} stages, {program.n_microbatches} micro-batches, {len(lines)} instructions ({digest})"
 
 
-def leaves_read(routes: Sequence[Route], placement: Sequence[int], inputs: Sequence[str], device: int) -> int:
-    """Return, as bits, the leaves of a batch that the stages on `device` read: those of the `inputs`, and all behind them if it has
-    the last stage, which reads the target.
+class RoutedRecording(Protocol):
+    """A recording with its number, its routes, the names of its inputs, and the plan of where its stages run."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def routes(self) -> Sequence[Route]: ...
+    @property
+    def inputs(self) -> Sequence[str]: ...
+    @property
+    def plan(self) -> Plan: ...
+
+
+class LeavesRead:
+    """The leaves of a batch that the stages on `device` read, by the number of a recording and of its inputs."""
+
+    def __init__(self, recordings: Callable[[], Iterable[RoutedRecording]], device: int) -> None:
+        self._recordings, self._device = recordings, device
+        self._known: dict[tuple[int, int], int] = {}
+
+    def __call__(self, recording: int, n_inputs: int) -> int | None:
+        """Return them as bits: those of the inputs, then all of the target. Return None for a recording of another number of inputs."""
+        if (recording, n_inputs) not in self._known:
+            found = next((one for one in self._recordings() if one.number == recording), None)
+            if found is None or len(found.inputs) != n_inputs:
+                return None
+            self._known[recording, n_inputs] = _leaves_read(found, self._device)
+        return self._known[recording, n_inputs]
+
+
+def _leaves_read(recording: RoutedRecording, device: int) -> int:
+    """Return the bits of the inputs that the stages on `device` read, and of all behind them if it has the last stage, which reads the
+    target.
     """
-    sent = [route for route in routes if route.source == HOST]
+    placement, inputs = recording.plan.placement, recording.inputs
+    sent = [route for route in recording.routes if route.source == HOST]
     here = {route.value for route in sent if any(end != HOST and placement[end] == device for end in route.consumers)}
     bits = sum(1 << place for place, name in enumerate(inputs) if name in here)
     return bits | (1 << 62) - (1 << min(len(inputs), 62)) if placement[-1] == device else bits

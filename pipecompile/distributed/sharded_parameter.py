@@ -8,14 +8,18 @@ a while                                                           it the views t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
-from pipecompile.torch_private.dtensors import like, local
+from pipecompile.errors import InputError
+from pipecompile.torch_private.dtensors import cut_further, gradient_of, like, local, part_of, set_part
 from pipecompile.torch_private.hidden_values import show
 from pipecompile.torch_private.storages import version_of
 
@@ -26,13 +30,15 @@ __all__ = ["ShardedParameter", "padded", "rows_of"]
 class ShardedParameter:
     """`whole` is the model's own parameter, `shard` the DTensor that this rank keeps of it between steps.
 
-    `stride` is the stride of the whole parameter. `width` is the number of elements of a shard in a message, padding
+    With `tp`, `whole` is a DTensor, and what is said of its values is of its part on this rank. `shape` and `stride` are those of the
+    whole parameter on this rank. `width` is the number of elements of a shard in a message, padding
     included. `version` is the version counter of `whole` after it was gathered. `memory` has the values of `whole`, or had them and
     has an empty storage; None between steps. `is_trained` says whether both required gradients when they were last compared.
     """
 
     whole: nn.Parameter
     shard: nn.Parameter
+    shape: tuple[int, ...]
     stride: tuple[int, ...]
     width: int
     version: int = 0
@@ -42,6 +48,19 @@ class ShardedParameter:
 
     def __post_init__(self) -> None:
         self.is_trained = self.whole.requires_grad
+
+    @classmethod
+    def cut(cls, whole: nn.Parameter, layout: DeviceMesh, index: int, size: int) -> ShardedParameter:
+        """Keep the rows of rank `index` of `size` ranks of a parameter, and free the rest. `layout` is the mesh of the shard."""
+        _check_mesh(whole, layout)
+        values = part_of(whole)
+        shape, stride = tuple(values.shape), values.stride()
+        own = rows_of(values, index, size).contiguous().clone()
+        shard = nn.Parameter(cut_further(whole, own, layout), whole.requires_grad)
+        width = -(-shape[0] // size) * math.prod(shape[1:]) if shape else 1
+        parameter = cls(whole, shard, shape, stride, width, version_of(whole))
+        parameter.free(index, size)
+        return parameter
 
     def align(self) -> None:
         """Let `whole` and `shard` both require gradients, or neither, as a script has set the one of them that changed."""
@@ -55,13 +74,17 @@ class ShardedParameter:
         """The rows in this rank's memory."""
         return local(self.shard.detach())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements of the whole parameter."""
+        return math.prod(self.shape) * self.local.element_size()
+
     def allocated(self) -> torch.Tensor:
         """Return the memory of the whole parameter, of which the values are any."""
-        shape, own = self.whole.shape, self.local
         if self.memory is None:
-            self.memory = torch.empty_strided(shape, self.stride, dtype=own.dtype, device=own.device)
+            self.memory = torch.empty_strided(self.shape, self.stride, dtype=self.local.dtype, device=self.local.device)
         elif not (storage := self.memory.untyped_storage()).nbytes():
-            storage.resize_(_extent(shape, self.stride) * self.memory.element_size())
+            storage.resize_(_extent(self.shape, self.stride) * self.memory.element_size())
         return self.memory
 
     def gather(self, rows: torch.Tensor) -> None:
@@ -73,14 +96,15 @@ class ShardedParameter:
                 part = flat[index * self.width : (index + 1) * self.width]
                 part.copy_(row[: len(part)])
         else:
-            memory.copy_(rows.reshape(-1)[: self.whole.numel()].view(self.whole.shape))
+            memory.copy_(rows.reshape(-1)[: memory.numel()].view(self.shape))
         self.take()
 
     def take(self) -> None:
         """Make the parameter whole, whose memory has the values of all ranks."""
         assert self.memory is not None
         show(self.whole)
-        self.whole.data, self.is_whole = self.memory, True
+        set_part(self.whole, self.memory)
+        self.is_whole = True
         self.align()
         self.version = version_of(self.whole)
 
@@ -91,8 +115,8 @@ class ShardedParameter:
         """
         if self.is_whole:
             if version_of(self.whole) != self.version:
-                self.local.copy_(rows_of(self.whole.data, index, size))
-            self.whole.data = self.whole.new_full((), torch.nan).expand(self.whole.shape)
+                self.local.copy_(rows_of(part_of(self.whole), index, size))
+            set_part(self.whole, self.local.new_full((), torch.nan).expand(self.shape))
             self.is_whole = False
         if self.memory is not None and is_kept:
             self.memory.untyped_storage().resize_(0)
@@ -102,12 +126,17 @@ class ShardedParameter:
 
     def is_even(self, size: int) -> bool:
         """Return whether the shards of so many ranks, one behind the other, are the whole parameter."""
-        is_dense = self.stride == torch.empty(self.whole.shape, device="meta").stride()
-        return self.whole.dim() > 0 and is_dense and self.width * size == self.whole.numel()
+        is_dense = self.stride == torch.empty(self.shape, device="meta").stride()
+        return len(self.shape) > 0 and is_dense and self.width * size == math.prod(self.shape)
 
-    def gradient_rows(self, size: int) -> torch.Tensor:
-        """Return the gradient of the whole parameter as `(size, width)`: row `i` is the part of rank `i`."""
-        gradient, shape = self.whole.grad, (size, self.width)
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """The gradient of the whole parameter on this rank. A collective call with `tp`."""
+        return None if self.whole.grad is None else local(gradient_of(self.whole))
+
+    def rows(self, gradient: torch.Tensor | None, size: int) -> torch.Tensor:
+        """Return a gradient of the whole parameter, or zeros, as `(size, width)`: row `i` is the part of rank `i`."""
+        shape = size, self.width
         if gradient is None:
             return self.local.new_zeros(shape)
         if not gradient.dim():
@@ -137,3 +166,16 @@ def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
 def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Return the number of elements of a storage with this shape and these strides."""
     return 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if all(shape) else 0
+
+
+def _check_mesh(whole: nn.Parameter, layout: DeviceMesh) -> None:
+    """Raise InputError for a DTensor on another mesh than the dimension tp of the layout."""
+    if not isinstance(whole, DTensor):
+        return
+    has_tensor_parallel = "tp" in (layout.mesh_dim_names or ())
+    if not has_tensor_parallel or whole.device_mesh != layout["tp"]:
+        raise InputError(
+            f"a parameter {tuple(whole.shape)} is a DTensor on {whole.device_mesh}",
+            why="the mesh of the pipeline shards parameters further (dp_shard), within its own dimension tp",
+            hint='parallelize_module(model, mesh["tp"], plan), with the mesh that compile gets',
+        )

@@ -14,7 +14,6 @@ between steps: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training T
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,15 +23,14 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket, PendingCollective
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.sharded_parameter import ShardedParameter, padded, rows_of
+from pipecompile.distributed.held_gradients import HeldGradients, Part
+from pipecompile.distributed.sharded_parameter import ShardedParameter, padded
 from pipecompile.errors import InputError
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables
 from pipecompile.torch_private.hidden_values import hidden
-from pipecompile.torch_private.storages import version_of
 
 __all__ = ["Gathering", "ShardedParameters"]
 
@@ -61,12 +59,12 @@ class ShardedParameters:
     """The sharded parameters of a rank.
 
     `mesh` has the replicas. With two dimensions (HSDP), parameters are sharded along the second and replicated along the
-    first; None shards nothing. `is_known` says whether `shard` has run, or has nothing to do, and `is_by_stage` whether the program of
+    first; None shards nothing. `layout` is the mesh of the shards: that of the replicas, and of the parts of layers behind it (tp). `is_known` says whether `shard` has run, or has nothing to do, and `is_by_stage` whether the program of
     the present step gathers them.
     """
 
-    def __init__(self, mesh: DeviceMesh | None, communicator: Communicator) -> None:
-        self.communicator = communicator
+    def __init__(self, mesh: DeviceMesh | None, communicator: Communicator, layout: DeviceMesh | None = None) -> None:
+        self.communicator, self.layout = communicator, layout or mesh
         self.mesh, self.is_known, self.is_by_stage = mesh, mesh is None, False
         groups = mesh.get_all_groups() if mesh is not None else ()
         self.groups = [CollectiveGroup(group, communicator) for group in groups]
@@ -85,24 +83,12 @@ class ShardedParameters:
     def shard(self, parameters: Iterable[nn.Parameter]) -> None:
         """Keep only the rows of this rank from now on. Scalars are replicated; integer parameters stay as they are."""
         self.is_known = True
-        if self.mesh is None:
+        if self.layout is None:
             return
         for whole in parameters:
             if whole.is_floating_point() and id(whole) not in self._parameters:
-                self._parameters[id(whole)] = self._shard(whole, self.mesh)
-
-    def _shard(self, whole: nn.Parameter, mesh: DeviceMesh) -> ShardedParameter:
-        group = self.groups[-1]
-        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0) if whole.dim() else Replicate()]
-        stride = torch.empty(whole.shape, device="meta").stride()
-        own = rows_of(whole.data, group.index, group.size).contiguous().clone()
-        shard = DTensor.from_local(own, mesh, placements, run_check=False, shape=whole.shape, stride=stride)
-        width = -(-len(whole) // group.size) * math.prod(whole.shape[1:]) if whole.dim() else 1
-        parameter = ShardedParameter(
-            whole, nn.Parameter(shard, whole.requires_grad), whole.stride(), width, version_of(whole)
-        )
-        parameter.free(group.index, group.size)
-        return parameter
+                group = self.groups[-1]
+                self._parameters[id(whole)] = ShardedParameter.cut(whole, self.layout, group.index, group.size)
 
     def shard_of(self, tensor: T) -> T:
         """Return the shard of a sharded parameter, and any other tensor itself."""
@@ -193,7 +179,7 @@ class ShardedParameters:
         """Start to gather parameters: large ones each into its own memory, the others with one all-gather per dtype."""
         direct, rest = list[ShardedParameter](), list[ShardedParameter]()
         for one in parameters:
-            is_direct = one.whole.nbytes >= _DIRECT and one.is_even(self.groups[-1].size)
+            is_direct = one.nbytes >= _DIRECT and one.is_even(self.groups[-1].size)
             (direct if is_direct else rest).append(one)
         return [
             *(Gathering(self._into(one), [one], is_direct=True) for one in direct),
@@ -218,10 +204,25 @@ class ShardedParameters:
         for parameter in parameters:
             parameter.free(self.groups[-1].index, self.groups[-1].size, is_kept=True)
 
-    def reduced(self, is_due: Callable[[torch.Tensor], bool], share: float) -> list[GradientBucket]:
-        """Start to reduce the gradients of the parameters that are due, weighted by `share`; return a bucket per dtype."""
+    def reduced(
+        self, is_due: Callable[[torch.Tensor], bool], share: float, held: HeldGradients
+    ) -> list[GradientBucket]:
+        """Start to reduce the gradients of the parameters that are due, weighted by `share`, with what is held for them; return a bucket
+        per dtype.
+        """
         due = [p for p in self._parameters.values() if p.shard.requires_grad and is_due(p.whole)]
-        return [self._bucket(parameters, share) for parameters in _by_dtype(due)]
+        return [self._bucket(parameters, share, held) for parameters in _by_dtype(due)]
+
+    def own_parts(self, share: float) -> list[Part]:
+        """Take the gradients of whole parameters, weighted by `share`."""
+        parts = list[Part]()
+        for one in self._parameters.values():
+            if one.shard.requires_grad and (gradient := one.gradient) is not None:
+                part = gradient.clone()
+                weigh_in_place(part, share)
+                parts.append((one.shard, part))
+                one.whole.grad = None
+        return parts
 
     def _gather(self) -> None:
         self.finish(self.start([parameter for parameter in self._parameters.values() if not parameter.is_whole]))
@@ -238,15 +239,22 @@ class ShardedParameters:
         for parameter in self._parameters.values():
             parameter.free(self.groups[-1].index, self.groups[-1].size)
 
-    def _bucket(self, parameters: Sequence[ShardedParameter], share: float) -> GradientBucket:
+    def _bucket(self, parameters: Sequence[ShardedParameter], share: float, held: HeldGradients) -> GradientBucket:
         """Start one bucket: per rank a row of padded gradients, and per parameter the number of ranks that have one for it."""
         *replicas, group = self.groups
-        has_gradient = torch.tensor([float(one.whole.grad is not None) for one in parameters], device="cpu")
-        columns = [parameter.gradient_rows(group.size) for parameter in parameters]
-        rows = torch.cat([*columns, has_gradient.to(columns[0]).expand(group.size, -1)], 1)
+        further = [held.of(one.shard) for one in parameters]
+        is_there = [
+            one.whole.grad is not None or part is not None for one, part in zip(parameters, further, strict=True)
+        ]
+        columns = [one.rows(one.gradient, group.size) for one in parameters]
+        has_gradient = torch.tensor(is_there, device="cpu").to(columns[0])
+        rows = torch.cat([*columns, has_gradient.expand(group.size, -1)], 1)
         weigh_in_place(rows[:, : -len(parameters)], share)
-        for parameter in parameters:
-            parameter.whole.grad = None
+        own = rows.split_with_sizes([*(one.width for one in parameters), len(parameters)], 1)
+        for one, column, part in zip(parameters, own, further, strict=False):
+            one.whole.grad = None
+            if part is not None:
+                column.add_(one.rows(part, group.size))
         pending = group.start_reduce_scatter(rows)
         return GradientBucket([p.whole for p in parameters], pending, replicas, partial(_add_gradients, parameters))
 

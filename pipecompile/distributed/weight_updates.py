@@ -99,11 +99,14 @@ class _StepCount:
 class WeightUpdates:
     """The updates of the parameters of one rank, call after call. `named` yields them, once they have a place.
 
-    The pipeline has `n_ranks` in a copy. Nothing is watched for one `is_alone`, without other ranks.
+    The pipeline has `n_ranks` in a copy. `refuse` raises an error for what uses gradients that are not whole. Nothing is watched for one
+    `is_alone`, without other ranks.
     """
 
-    def __init__(self, named: Callable[[], Named], n_ranks: int, *, is_alone: bool) -> None:
-        self._named, self._n_ranks, self._is_alone = named, n_ranks, is_alone
+    def __init__(
+        self, named: Callable[[], Named], n_ranks: int, refuse: Callable[[str], object] = str, *, is_alone: bool
+    ) -> None:
+        self._named, self._n_ranks, self._refuse, self._is_alone = named, n_ranks, refuse, is_alone
         self._probes: list[tuple[str, nn.Parameter]] = []
         self._versions, self._gradients = list[int](), list[float | None]()
         self._of_call, self._of_step = _StepCount(), _StepCount()
@@ -164,6 +167,7 @@ class WeightUpdates:
         if self._is_within or not self._is_own(optimizer):
             return
         refuse_optimizer(optimizer, self._n_ranks)
+        self._refuse(f"a step of {type(optimizer).__name__}")
         if not self._of_call.steps:
             now = [_element(parameter.grad, is_due=True) if before else None
                    for (_, parameter), before in zip(self._probes, self._gradients, strict=True)]  # fmt: skip

@@ -6,7 +6,7 @@ The model stays the owner of everything. It is not registered as a submodule, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 from typing import Any, NoReturn, Self
 
@@ -223,6 +223,14 @@ class ModelProxy(OneProcess):
         """
         check_norms(max_norm, norm_type, error_if_nonfinite)
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context for the steps of an accumulation but the last, as `DistributedDataParallel` has it.
+
+        Copies of the pipeline do not sum gradients in it: the next step outside of it sums those of all. Until then `.grad` is not
+        a number (NaN). Without copies the context changes nothing.
+        """
+        return nullcontext()
 
     # -- the optimizer's state --------------------------------------------------------------------------------------
 

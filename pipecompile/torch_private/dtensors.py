@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
-__all__ = ["fitted", "gradient_of", "like", "local", "part_of", "whole_of"]
+__all__ = ["cut_further", "fitted", "gradient_of", "like", "local", "part_of", "set_part", "whole_of"]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -18,9 +21,33 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def part_of(tensor: DTensor) -> torch.Tensor:
+def part_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part, without autograd; `to_local` records. 2.11."""
-    return tensor._local_tensor
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.data
+
+
+def set_part(tensor: torch.Tensor, own: torch.Tensor) -> None:
+    """Give a tensor other memory on this rank. DTensors refuse `tensor.data = own`. 2.11."""
+    if isinstance(tensor, DTensor):
+        tensor._local_tensor = own
+    else:
+        tensor.data = own
+
+
+def cut_further(tensor: torch.Tensor, own: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """Return a tensor whose parts are cut once more, as `fully_shard` cuts them: along the first dimension, over the ranks of a dimension
+    of `mesh`. This rank keeps `own`.
+
+    mesh    replicas, the ranks that cut, the dimensions of a DTensor     the ranks of the last replicate a plain tensor
+    """
+    inner = tensor.placements if isinstance(tensor, DTensor) else (Replicate(),) * ("tp" in (mesh.mesh_dim_names or ()))
+    sizes = mesh.shape[mesh.ndim - len(inner) :]
+    parts = math.prod(size for size, one in zip(sizes, inner, strict=True) if one == Shard(0))
+    cut = Shard(0) if parts == 1 else _StridedShard(0, split_factor=parts)
+    replicas = (Replicate(),) * (mesh.ndim - len(inner) - 1)
+    placements = *replicas, cut if tensor.dim() else Replicate(), *inner
+    stride = torch.empty(tensor.shape, device="meta").stride()
+    return DTensor.from_local(own, mesh, placements, run_check=False, shape=tensor.shape, stride=stride)
 
 
 def like(pattern: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -51,8 +78,13 @@ def fitted(state: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, An
     fitted_state: Any = copy.copy(state)  # with its metadata
     for key, value in state.items():
         pattern = tensors.get(key)
-        if isinstance(pattern, DTensor) and isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-            fitted_state[key] = distribute_tensor(value, pattern.device_mesh, pattern.placements, src_data_rank=None)
-        elif isinstance(value, DTensor) and not isinstance(pattern, DTensor):
-            fitted_state[key] = value.full_tensor()
+        if isinstance(value, torch.Tensor) and _layout(value) != _layout(pattern):
+            fitted_state[key] = whole = whole_of(value)
+            if isinstance(pattern, DTensor):
+                fitted_state[key] = distribute_tensor(whole, *_layout(pattern), src_data_rank=None)
     return fitted_state  # type: ignore[no-any-return]
+
+
+def _layout(tensor: Any) -> Any:
+    """Return the mesh and the placements of a DTensor; nothing for another tensor."""
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else ()

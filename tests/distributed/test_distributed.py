@@ -166,7 +166,10 @@ def test_copies_of_a_pipeline_have_the_gradients_of_the_whole_batch(run: RankRun
 
 @pytest.mark.parametrize(
     ("case", "reductions"),
-    [("dp x pp", 6), ("zero x pp", 6), ("dp_shard x pp", 6), ("hsdp", 6), ("hsdp x pp", 6), ("pp x tp", 0), ("dp x tp", 6)],
+    [
+        ("dp x pp", 6), ("zero x pp", 6), ("dp_shard x pp", 6), ("hsdp", 6), ("hsdp x pp", 6), ("pp x tp", 0), ("dp x tp", 6),
+        ("dp_shard x tp", 6), ("dp_shard x tp, held", 3),
+    ],
 )  # fmt: skip
 def test_a_mesh_trains_as_eager_does_on_the_whole_batch(run: RankRun, case: str, reductions: int) -> None:
     """Compare losses, norms, gradients and weights after three steps of two backwards each, and outputs."""
@@ -174,10 +177,42 @@ def test_a_mesh_trains_as_eager_does_on_the_whole_batch(run: RankRun, case: str,
         assert each["worst"] < 1e-12
         assert (
             each["reductions"] == reductions
-        )  # one per stage of the rank and backward of the whole batch: 3 steps of 2 backwards
+        )  # one per stage of the rank and backward of the whole batch: 3 steps of 2 backwards, of which 1 is summed under no_sync
 
 
-@pytest.mark.parametrize("case", ["dp_shard x pp, by stage", "hsdp, by stage"])
+@pytest.mark.parametrize("case", ["held", "held shards"])
+def test_copies_sum_their_gradients_once_after_an_accumulation(run: RankRun, case: str) -> None:
+    """Gradients are those of all whole batches: after a sum, with a copy without samples, and after `zero_grad` under way."""
+    for each in run.of(case):
+        assert max(each["off"]) < 1e-14
+        assert each["is_hidden"]
+
+
+@pytest.mark.parametrize("case", ["held, refused", "held shards, refused"])
+def test_gradients_that_copies_have_not_summed_are_not_used(run: RankRun, case: str) -> None:
+    for stepped, clipped, written, apart, off in run.of(case):
+        assert "a step of AdamW before the copies of the pipeline have summed their gradients" in stepped
+        assert "pipe.clip_grad_norm_ before the copies" in clipped
+        assert "a gradient was written between a step under no_sync and the next step" in written
+        assert "training, under no_sync; rank 1: " in apart
+        assert off == "off by 0.0"
+
+
+def test_shards_of_layers_in_parts_are_those_of_fully_shard(run: RankRun) -> None:
+    """Their placements and rows; whole states and states of `fully_shard` are loaded. A checkpoint goes on in stages and copies."""
+    for each in run.of("dp_shard x tp, states"):
+        assert each == dict.fromkeys(("parts", "shards", "whole", "theirs", "own"), True)
+    assert all(run.of("dp_shard x tp, gradients"))
+    assert all(worst < 1e-12 for worst in run.of("dp_shard x tp, saved"))
+
+
+def test_meshes_in_which_parts_cannot_be_sharded_are_refused(run: RankRun) -> None:
+    for order, mesh in run.of("dp_shard x tp, refused"):
+        assert "mesh_dim_names=('dp_shard', 'pp', 'tp')" in order
+        assert "a parameter (10, 6) is a DTensor on DeviceMesh((tp=2)" in mesh
+
+
+@pytest.mark.parametrize("case", ["dp_shard x pp, by stage", "hsdp, by stage", "dp_shard x tp, by stage"])
 def test_parameters_are_gathered_and_freed_by_stage_as_the_schedule_says(run: RankRun, case: str) -> None:
     """The same training; each RESHARD of a step frees its stage, and each stage is reduced by its REDUCE_GRAD."""
     for each in run.of(case):
@@ -313,9 +348,8 @@ def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(run: RankRun, ca
 
 
 def test_unsupported_meshes_and_models_are_refused(run: RankRun) -> None:
-    for names, both, group, early, wrapped, half, copied in run.of("refused meshes"):
+    for names, group, early, wrapped, half, copied in run.of("refused meshes"):
         assert "the dimensions of the mesh are ('copies', 'pp')" in names
-        assert "both dp_shard and tp" in both
         assert "a SyncBatchNorm layer is of ranks [0, 1, 2, 3]" in group
         assert "example_args" in early
         assert "fully_shard has been called" in wrapped

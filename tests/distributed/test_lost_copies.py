@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import pipecompile as pc
+from pipecompile.distributed.continuing_pipeline import ContinuingPipeline
 from pipecompile.distributed.lost_copies import check_lost_copies
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import InputError, LostCopyWarning
@@ -43,6 +44,11 @@ def test_what_no_copy_can_lose_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("single_rank")
+def test_a_copy_that_may_be_lost_holds_no_gradients() -> None:
+    with pytest.raises(InputError, match="the gradients that a copy holds would be lost with it"):
+        ContinuingPipeline.no_sync(cast(Any, None))
+
+
 def test_one_agent_of_torchrun_for_several_copies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("TORCHELASTIC_RUN_ID", "job"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)

@@ -91,7 +91,7 @@ def test_ranks_along_tp_have_a_group() -> None:
     [
         (("copies", "pp"), r"the dimensions of the mesh are \('copies', 'pp'\)"),
         (("dp", "tp"), "init_device_mesh"),
-        (("dp_shard", "pp", "tp"), "both dp_shard and tp"),
+        (("tp", "pp", "dp_shard"), "in this order"),
     ],
 )
 def test_dimensions_that_a_pipeline_does_not_have_are_refused(names: tuple[str, ...], message: str) -> None:

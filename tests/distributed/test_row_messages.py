@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from pipecompile.distributed.row_messages import (
     Departure,
+    LeavesRead,
     departures,
     directed_pairs,
     incoming,
@@ -23,6 +27,24 @@ def program(schedule: str = "gpipe", routes: tuple[Route, ...] = ROUTES, n_micro
 
 def test_the_losses_of_all_micro_batches_are_one_departure() -> None:
     assert departures(program()) == (Departure(1, LOSS, None),)
+
+
+def test_leaves_that_a_rank_reads_are_found_once_by_recording_and_inputs() -> None:
+    """Device 0 reads `x`; device 1 reads `mask`, and has the last stage, which reads all that is in the target."""
+    routes = (*ROUTES, Route("mask", HOST, (1,)))
+    recording = SimpleNamespace(number=3, routes=routes, inputs=("x", "mask"), plan=SimpleNamespace(placement=(0, 1)))
+    asked = list[int]()
+
+    def recordings() -> list[Any]:
+        asked.append(1)
+        return [recording]
+
+    first, last = LeavesRead(recordings, 0), LeavesRead(recordings, 1)
+    assert first(3, 2) == first(3, 2) == 0b01
+    assert len(asked) == 1
+    assert last(3, 2) == (1 << 62) - 2
+    assert first(3, 1) is None
+    assert first(4, 2) is None
 
 
 def test_other_outputs_are_a_departure_per_micro_batch() -> None:

@@ -24,7 +24,7 @@ def half(shape: tuple[int, ...], index: int = 0) -> ShardedParameter:
     whole = nn.Parameter(torch.arange(float(torch.Size(shape).numel())).view(shape))
     rows = rows_of(whole.data, index, 2).clone()
     width = -(-shape[0] // 2) * torch.Size(shape[1:]).numel() if shape else 1
-    return ShardedParameter(whole, nn.Parameter(rows), whole.stride(), width)
+    return ShardedParameter(whole, nn.Parameter(rows), shape, whole.stride(), width)
 
 
 def test_a_freed_parameter_is_nan_and_keeps_its_shape() -> None:
@@ -72,12 +72,11 @@ def test_rows_that_a_forward_writes_are_kept() -> None:
 
 def test_the_rows_of_a_gradient_are_those_of_the_ranks() -> None:
     parameter = half((3, 2))
-    assert parameter.gradient_rows(2).tolist() == [[0.0] * 4] * 2
+    assert parameter.gradient is None
+    assert parameter.rows(None, 2).tolist() == [[0.0] * 4] * 2
     parameter.whole.grad = torch.arange(6.0).view(3, 2)
-    assert parameter.gradient_rows(2).tolist() == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 0.0, 0.0]]
-    scalar = half(())
-    scalar.whole.grad = torch.tensor(2.0)
-    assert scalar.gradient_rows(2).tolist() == [[2.0], [2.0]]
+    assert parameter.rows(parameter.gradient, 2).tolist() == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 0.0, 0.0]]
+    assert half(()).rows(torch.tensor(2.0), 2).tolist() == [[2.0], [2.0]]
 
 
 def test_only_shards_without_padding_lie_one_behind_the_other() -> None:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from pipecompile.distributed import sharded_parameters
+from pipecompile.distributed.held_gradients import HeldGradients
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.errors import InputError
 
@@ -65,19 +66,19 @@ def test_gradients_of_all_due_parameters_are_reduced_in_a_bucket_per_dtype(
 ) -> None:
     with sharded.whole():
         model(torch.ones(1, 3)).sum().backward()
-        (bucket,) = sharded.reduced(lambda weight: True, 0.5)
+        (bucket,) = sharded.reduced(lambda weight: True, 0.5, HeldGradients())
         assert model.weight.grad is None
         bucket.settle(bucket.pending.wait())
     gradient = sharded.shard_of(model.weight).grad
     assert isinstance(gradient, DTensor)
     assert gradient.to_local().tolist() == [[0.5] * 3] * 2
-    assert not sharded.reduced(lambda weight: False, 1.0)
+    assert not sharded.reduced(lambda weight: False, 1.0, HeldGradients())
 
 
 def test_a_parameter_without_a_gradient_on_any_rank_gets_none(sharded: ShardedParameters, model: nn.Linear) -> None:
     with sharded.whole():
         model.weight.sum().backward()
-        (bucket,) = sharded.reduced(lambda weight: True, 1.0)
+        (bucket,) = sharded.reduced(lambda weight: True, 1.0, HeldGradients())
         bucket.settle(bucket.pending.wait())
     assert sharded.shard_of(model.weight).grad is not None
     assert sharded.shard_of(model.bias).grad is None

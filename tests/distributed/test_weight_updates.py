@@ -114,6 +114,21 @@ def test_an_optimizer_that_needs_all_parameters_is_refused_when_it_steps() -> No
     torch.optim.LBFGS([*layer.parameters()]).step(lambda: 0.0)
 
 
+def test_what_uses_gradients_that_are_not_whole_is_refused_before_it_steps() -> None:
+    layer = nn.Linear(2, 2)
+
+    def refuse(what: str) -> None:
+        raise InputError(f"not {what}")
+
+    updates = WeightUpdates(layer.named_parameters, 1, refuse, is_alone=False)
+    weight = layer.weight.detach().clone()
+    layer(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(InputError, match="not a step of SGD"):
+        torch.optim.SGD(layer.parameters(), 0.1).step()
+    assert torch.equal(layer.weight, weight)
+    del updates
+
+
 def test_updates_have_a_text_form_and_a_key_of_what_ranks_have_in_common() -> None:
     updates = Updates(1, ("A", "B"), 0.1234, "0.weight", is_changed=True)
     assert Updates.from_json(updates.to_json()) == updates

@@ -49,6 +49,13 @@ def test_modes_and_functions_go_to_every_module_of_the_model() -> None:
     assert seen == [inner[0], inner[1], inner]
 
 
+def test_without_copies_no_sync_changes_nothing() -> None:
+    proxy = Proxy(model())
+    with proxy.no_sync():
+        proxy.model(torch.ones(2, 2)).sum().backward()
+    assert all(parameter.grad is not None for parameter in proxy.parameters())
+
+
 def test_a_loaded_state_is_in_the_models_own_tensors() -> None:
     inner = model()
     proxy, weight = Proxy(inner), inner[0].weight

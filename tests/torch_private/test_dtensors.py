@@ -11,9 +11,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from pipecompile.torch_private.dtensors import fitted, gradient_of, like, local, part_of, whole_of
+from pipecompile.torch_private.dtensors import (
+    cut_further,
+    fitted,
+    gradient_of,
+    like,
+    local,
+    part_of,
+    set_part,
+    whole_of,
+)
 
 pytestmark = pytest.mark.smoke
 
@@ -41,6 +50,26 @@ def test_a_sharded_tensor_has_a_part_and_a_whole(mesh: DeviceMesh) -> None:
     assert made.placements == x.placements
 
 
+def test_a_tensor_gets_other_memory(mesh: DeviceMesh) -> None:
+    for tensor in (nn.Parameter(torch.ones(4)), nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))):
+        own = torch.arange(4.0)
+        set_part(tensor, own)
+        assert part_of(tensor).data_ptr() == own.data_ptr()
+        assert torch.equal(whole_of(tensor), own)
+
+
+def test_parts_are_cut_further_within_the_dimensions_that_cut_them(mesh: DeviceMesh) -> None:
+    del mesh
+    own = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("dp", "dp_shard", "tp"))
+    columns = distribute_tensor(torch.ones(4, 2), own["tp"], [Shard(1)])
+    found = cut_further(columns, part_of(columns), own)
+    assert found.placements == (Replicate(), Shard(0), Shard(1))
+    assert found.shape == (4, 2)
+    assert cut_further(torch.ones(4), torch.ones(4), own["dp_shard", "tp"]).placements == (Shard(0), Replicate())
+    assert cut_further(torch.ones(4), torch.ones(4), own["dp", "dp_shard"]).placements == (Replicate(), Shard(0))
+    assert cut_further(torch.tensor(1.0), torch.tensor(1.0), own["dp_shard"]).placements == (Replicate(),)
+
+
 def test_a_missing_gradient_is_zeros() -> None:
     parameter = nn.Parameter(torch.ones(2))
     assert torch.equal(gradient_of(parameter), torch.zeros(2))
@@ -50,7 +79,11 @@ def test_a_missing_gradient_is_zeros() -> None:
 
 def test_a_state_is_fitted_to_how_the_model_is_sharded(mesh: DeviceMesh) -> None:
     whole, sharded = torch.arange(4.0), distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
-    state = fitted(OrderedDict(a=whole, b=sharded, c=whole), {"a": sharded, "b": whole, "c": whole})
+    copies = distribute_tensor(torch.arange(4.0), mesh, [Replicate()])
+    state = fitted(
+        OrderedDict(a=whole, b=sharded, c=whole, d=sharded), {"a": sharded, "b": whole, "c": whole, "d": copies}
+    )
+    assert state["d"].placements == copies.placements
     assert isinstance(state["a"], DTensor)
     assert type(state["b"]) is torch.Tensor
     assert state["c"] is whole

@@ -1,0 +1,121 @@
+"""Gradients that steps under `pipe.no_sync()` leave on a copy of the pipeline; the next step outside of it sums them over the copies.
+
+    with pipe.no_sync():
+        step      own part ──► held            no message of gradients; .grad is not a number (NaN)
+    step          own part + held ──► summed over the copies ──► added to what .grad was before
+
+Gradients that are cleared in between, as `zero_grad()` clears them, take along what is held for them. `DistributedDataParallel` has the
+same context; there `.grad` is the part of one copy meanwhile, which no parameter that is sharded has a place for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pipecompile.errors import InputError
+from pipecompile.torch_private.dtensors import local
+from pipecompile.torch_private.storages import version_of
+
+__all__ = ["HeldGradients", "Part"]
+
+Part = tuple[nn.Parameter, torch.Tensor]
+"""A parameter as the script sees it, and what this copy adds to its gradient, weighted by its part of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The gradient of a parameter that is held: its `total`, what was `summed` before, and what the script sees meanwhile, with its version
+    counter.
+    """
+
+    total: torch.Tensor
+    summed: torch.Tensor | None
+    shown: torch.Tensor
+    version: int
+
+    @property
+    def is_written(self) -> bool:
+        """Whether what the script sees has been written. Functions on lists of tensors do not count versions of DTensors."""
+        own = local(self.shown)
+        return version_of(self.shown) != self.version or (own.numel() > 0 and not own.reshape(-1)[0].isnan())
+
+
+class HeldGradients:
+    """The gradients that are held for the parameters of a rank. `is_on`: steps hold theirs now."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._held: dict[nn.Parameter, _Held] = {}
+
+    @property
+    def mode(self) -> str:
+        """The mode of a call, in words, as ranks compare it."""
+        return "under no_sync" if self.is_on else ""
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Let steps in this context hold their gradients."""
+        before, self.is_on = self.is_on, True
+        try:
+            yield
+        finally:
+            self.is_on = before
+
+    @contextmanager
+    def revealed(self) -> Iterator[None]:
+        """Let `.grad` be what was summed before, in a step."""
+        for parameter, held in self._held.items():
+            parameter.grad = held.summed
+        try:
+            yield
+        finally:
+            for parameter, held in self._held.items():
+                parameter.grad = held.shown
+
+    @torch.no_grad()
+    def keep(self, parts: Iterable[Part]) -> None:
+        """Add the parts of one step, whose gradients are revealed."""
+        for parameter, part in parts:
+            total, known = self.of(parameter), self._held.get(parameter)
+            shown = torch.full_like(parameter, torch.nan) if known is None else known.shown
+            total = part if total is None else total.add_(part)
+            self._held[parameter] = _Held(total, parameter.grad, shown, version_of(shown))
+
+    def of(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """Return what is held for a parameter, None for nothing."""
+        held = self._held.get(parameter)
+        return None if held is None else held.total
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        self._held.clear()
+
+    def check(self) -> None:
+        """Drop what is held for gradients that the script has cleared. Raise InputError for one that it has written: what is held, and
+        what was summed, would be added to it.
+        """
+        self._drop_cleared()
+        if any(parameter.grad is not held.shown or held.is_written for parameter, held in self._held.items()):
+            raise InputError(
+                "a gradient was written between a step under no_sync and the next step",
+                why="the copies of the pipeline have not summed it yet",
+                hint="zero_grad(set_to_none=True), which clears what the copies hold; or write it after a step outside of no_sync",
+            )
+
+    def refuse(self, what: str) -> None:
+        """Raise InputError if something is held, for a call of the script that uses gradients."""
+        self._drop_cleared()
+        if self._held:
+            raise InputError(
+                f"{what} before the copies of the pipeline have summed their gradients",
+                why="the steps since the last sum were under no_sync",
+                hint="the last step of an accumulation outside of `with pipe.no_sync():`",
+            )
+
+    def _drop_cleared(self) -> None:
+        self._held = {parameter: held for parameter, held in self._held.items() if parameter.grad is not None}
