@@ -16,6 +16,7 @@ FULL_ONLY = (
     "direct tied on four",
     "direct vee",
     "dp_shard x pp",
+    "dp_shard x tp",
     "except_last",
     "further losses on sharded weights",
     "hsdp x pp",
