@@ -18,7 +18,7 @@ from torch import nn
 
 from pipecompile.torch_private import pytree
 
-__all__ = ["Refusal", "hidden", "hide", "is_hidden", "show"]
+__all__ = ["Refusal", "addresses_of", "hidden", "hide", "is_hidden", "show"]
 
 Refusal = Callable[[torch.Tensor], Exception]
 """Return the error for a parameter that is read while it is hidden."""
@@ -53,6 +53,12 @@ def show(parameter: torch.Tensor) -> None:
 def is_hidden(parameter: torch.Tensor) -> bool:
     """Return whether a parameter is hidden."""
     return issubclass(type(parameter), _Hidden)
+
+
+def addresses_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return where the memory of tensors begins, also of parameters that are hidden. 2.11."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return list(map(torch.Tensor.data_ptr, tensors))
 
 
 @contextmanager

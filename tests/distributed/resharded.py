@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 
 import pipecompile as pc
 from pipecompile.distributed.sharded_parameter import ShardedParameter
@@ -17,10 +18,19 @@ LIMITS = (1e6, 16e3, 14e3, 1e3)
 """Bytes: everything fits, stages are freed between their blocks, and nothing fits."""
 
 
-def train() -> dict[str, Any]:
+def train(prepare: Callable[[nn.Module], Any] = lambda _: None) -> dict[str, Any]:
     """Train in four stages on one pipeline device, gathered by the keyword alone."""
     mesh = mesh_of((2, 2, 1), "dp", "dp_shard", "pp")
-    return trained(mesh, n_stages=4, schedule="looped-bfs", reshard_after_forward=True)
+    return trained(mesh, prepare=prepare, n_stages=4, schedule="looped-bfs", reshard_after_forward=True)
+
+
+def with_piece(model: nn.Module) -> None:
+    """Let a block be a piece that is kept whole: a hook branches on values."""
+
+    def checked(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        return output if output.sum() < 1e9 else output * 0
+
+    model[1].register_forward_hook(checked)  # type: ignore[index, operator]
 
 
 def compiled(limit: float | None = None, *, is_resharded: bool = True) -> tuple[pc.Pipeline, torch.Tensor]:
@@ -67,6 +77,7 @@ def limits() -> list[Any]:
 
 CASES: dict[str, Callable[[], Any]] = {
     "resharded": train,
+    "resharded, with a piece": lambda: train(with_piece),
     "whole bytes": lambda: [whole_bytes(is_resharded=each) for each in (False, True)],
     "resharded under limits": limits,
 }

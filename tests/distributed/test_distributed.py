@@ -220,9 +220,10 @@ def test_parameters_are_gathered_and_freed_by_stage_as_the_schedule_says(run: Ra
         assert each["releases"] == each["expected"] > 0
 
 
-def test_a_keyword_frees_stages_within_a_step(run: RankRun) -> None:
+@pytest.mark.parametrize("case", ["resharded", "resharded, with a piece"])
+def test_a_keyword_frees_stages_within_a_step(run: RankRun, case: str) -> None:
     """Training equals eager, and a step holds less of the model at a time: four stages of which two are whole."""
-    for each in run.of("resharded"):
+    for each in run.of(case):
         assert each["worst"] < 1e-12
     for whole, resharded in run.of("whole bytes"):
         assert resharded < 0.6 * whole

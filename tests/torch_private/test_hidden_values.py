@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from pipecompile.torch_private.hidden_values import hidden, hide, is_hidden, show
+from pipecompile.torch_private.hidden_values import addresses_of, hidden, hide, is_hidden, show
 
 
 class Absent(Exception):
@@ -57,6 +57,13 @@ def test_what_reads_no_values_works() -> None:
         weight.grad = torch.ones(4, 3)
         assert next(layer.parameters()) is weight
         assert {weight: 1}[weight] == 1
+
+
+def test_the_memory_of_a_hidden_parameter_has_an_address() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    address = parameter.data_ptr()
+    with hidden([parameter], absent):
+        assert addresses_of([parameter, X]) == [address, X.data_ptr()]
 
 
 def test_gradients_reach_a_hidden_parameter() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pipecompile.torch_private.hidden_values import addresses_of
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.guards.read_state import ReadState
@@ -18,7 +19,6 @@ __all__ = ["StateFetch", "TensorMetadata"]
 
 _flag, _shape = attrgetter("requires_grad"), attrgetter("shape")
 _all = attrgetter("requires_grad", "shape", "dtype", "device", "layout")
-_address = torch.Tensor.data_ptr
 
 _NAMES = ("requires_grad", "shape", "dtype", "device", "layout", "strides")
 
@@ -39,7 +39,7 @@ class TensorMetadata:
 
     def _take(self) -> None:
         self._flags, self._shapes = list(map(_flag, self.tensors)), list(map(_shape, self.tensors))
-        self._addresses = list(map(_address, self._plain))
+        self._addresses = addresses_of(self._plain)
 
     def holds(self) -> bool:
         """Return whether all metadata are as they were."""
@@ -47,7 +47,7 @@ class TensorMetadata:
         if (
             list(map(_flag, tensors)) == self._flags
             and list(map(_shape, tensors)) == self._shapes
-            and list(map(_address, self._plain)) == self._addresses
+            and addresses_of(self._plain) == self._addresses
         ):
             return True
         if not all(map(_is_alike, self.properties, map(_properties, tensors))):
