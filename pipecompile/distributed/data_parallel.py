@@ -41,7 +41,8 @@ class Replicas:
     `loss_weights` has the ids of the parameters that the loss uses, as far as is known.
     `needs_one_program` returns why copies cannot run different programs; "" if they can. With `keeps_earlier`, gradients of earlier steps
     keep their values until the caller adds the new sums to them. `parts` are what the parts of the batch of all replicas count, and `unit`
-    in what, in the last step that had begun. `held` has the gradients of steps under `no_sync`. `weights` compares the values of parameters, `state` what else a step reads.
+    in what, in the last step that had begun. `held` has the gradients of steps under `no_sync`. `weights` compares the values of
+    parameters, `state` what else a step reads.
     """
 
     def __init__(self, group: CollectiveGroup | None, shards: ShardedParameters) -> None:

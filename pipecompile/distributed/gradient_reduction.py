@@ -15,7 +15,7 @@ from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
 from pipecompile.distributed.copy_calls import other_modes, rows_of_copies
 from pipecompile.distributed.failure_report import Disagreement, StageDisagreement
 from pipecompile.distributed.held_gradients import HeldGradients, Part
-from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place
+from pipecompile.distributed.sharded_parameters import ShardedParameters, weigh_in_place, weighed
 from pipecompile.distributed.state_of_copies import StateOfCopies
 from pipecompile.distributed.weights_of_copies import WeightsOfCopies, shortened
 from pipecompile.errors import RunError
@@ -143,7 +143,7 @@ class GradientReduction:
         def is_due(weight: torch.Tensor) -> bool:
             return id(weight) not in started if complete is None else id(weight) in complete
 
-        trained = [parameter for parameter in self.whole if parameter.requires_grad and is_due(parameter)]
+        trained = [one for one in self.whole if (one.requires_grad or self._held.has(one)) and is_due(one)]
         dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
         buckets = [self._bucket([p for p in trained if p.dtype is dtype]) for dtype in dtypes]
         buckets += self.shards.reduced(is_due, self.share, self._held)
@@ -170,10 +170,9 @@ class GradientReduction:
         """Take the gradients of this replica, weighted, in place of a reduction."""
         parts = self.shards.own_parts(self.share)
         for parameter in self.whole:
-            if parameter.requires_grad and parameter.grad is not None:
-                part = local(gradient_of(parameter)).reshape(-1).clone()
-                weigh_in_place(part, self.share)
-                parts.append((parameter, part))
+            if parameter.requires_grad:
+                gradient = None if parameter.grad is None else local(gradient_of(parameter)).reshape(-1)
+                parts.append((parameter, weighed(gradient, self.share)))
                 parameter.grad = None
         return parts
 

@@ -23,17 +23,17 @@ from pipecompile.torch_private.storages import version_of
 
 __all__ = ["HeldGradients", "Part"]
 
-Part = tuple[nn.Parameter, torch.Tensor]
-"""A parameter as the script sees it, and what this copy adds to its gradient, weighted by its part of the batch."""
+Part = tuple[nn.Parameter, torch.Tensor | None]
+"""A parameter that is trained, as the script sees it, and what this copy adds to its gradient, weighted by its part of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The gradient of a parameter that is held: its `total`, what was `summed` before, and what the script sees meanwhile, with its version
-    counter.
+    """The gradient of a parameter that is held: its `total`, None if this copy has none, what was `summed` before, and what the script
+    sees meanwhile, with its version counter.
     """
 
-    total: torch.Tensor
+    total: torch.Tensor | None
     summed: torch.Tensor | None
     shown: torch.Tensor
     version: int
@@ -83,13 +83,17 @@ class HeldGradients:
         for parameter, part in parts:
             total, known = self.of(parameter), self._held.get(parameter)
             shown = torch.full_like(parameter, torch.nan) if known is None else known.shown
-            total = part if total is None else total.add_(part)
+            total = part if total is None else total if part is None else total.add_(part)
             self._held[parameter] = _Held(total, parameter.grad, shown, version_of(shown))
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """Return what is held for a parameter, None for nothing."""
         held = self._held.get(parameter)
         return None if held is None else held.total
+
+    def has(self, parameter: nn.Parameter) -> bool:
+        """Return whether a parameter was trained by a step under `no_sync`, on all copies: it may be frozen by now."""
+        return parameter in self._held
 
     def clear(self) -> None:
         """Hold nothing any more."""

@@ -210,18 +210,16 @@ class ShardedParameters:
         """Start to reduce the gradients of the parameters that are due, weighted by `share`, with what is held for them; return a bucket
         per dtype.
         """
-        due = [p for p in self._parameters.values() if p.shard.requires_grad and is_due(p.whole)]
+        every = self._parameters.values()
+        due = [p for p in every if (p.shard.requires_grad or held.has(p.shard)) and is_due(p.whole)]
         return [self._bucket(parameters, share, held) for parameters in _by_dtype(due)]
 
     def own_parts(self, share: float) -> list[Part]:
         """Take the gradients of whole parameters, weighted by `share`."""
-        parts = list[Part]()
-        for one in self._parameters.values():
-            if one.shard.requires_grad and (gradient := one.gradient) is not None:
-                part = gradient.clone()
-                weigh_in_place(part, share)
-                parts.append((one.shard, part))
-                one.whole.grad = None
+        trained = [one for one in self._parameters.values() if one.shard.requires_grad]
+        parts: list[Part] = [(one.shard, weighed(one.gradient, share)) for one in trained]
+        for one in trained:
+            one.whole.grad = None
         return parts
 
     def _gather(self) -> None:
@@ -275,6 +273,13 @@ def _refusal(_weight: torch.Tensor) -> InputError:
 def weigh_in_place(gradients: torch.Tensor, share: float) -> None:
     """Multiply gradients by the share of a replica. Those of a loss that counts nothing are not numbers, and become 0."""
     gradients.mul_(share) if share else gradients.zero_()
+
+
+def weighed(gradient: torch.Tensor | None, share: float) -> torch.Tensor | None:
+    """Return a copy of a gradient, multiplied by the share of a replica."""
+    if gradient is not None:
+        weigh_in_place(gradient := gradient.clone(), share)
+    return gradient
 
 
 def _by_dtype(parameters: Iterable[ShardedParameter]) -> list[list[ShardedParameter]]:

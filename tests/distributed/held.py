@@ -51,6 +51,19 @@ class Run:
         self.pipe.zero_grad()
         return found
 
+    def frozen(self) -> float:
+        """Freeze all biases between two steps, the first of them on batch 9, and return how far gradients are off."""
+        eager = model()
+        for index, seed in enumerate((9, 10)):
+            x, y = batch(seed)
+            nn.functional.mse_loss(eager(x), y).backward()
+            for net in () if index else (eager, self.pipe):
+                for name, parameter in net.named_parameters():
+                    parameter.requires_grad_("bias" not in name)
+        self.step(10)
+        pairs = [(one, dict(eager.named_parameters())[name]) for name, one in self.pipe.named_parameters()]
+        return max(distance_of(one.grad, other.grad) for one, other in pairs)
+
     @property
     def is_hidden(self) -> bool:
         """Whether no gradient is a number."""
@@ -75,7 +88,11 @@ def accumulated(kind: str) -> dict[str, Any]:
         run.step(7)
     run.pipe.zero_grad()
     run.step(8)
-    return {"off": [after_sum, empty, run.off([8])], "is_hidden": is_hidden}
+    cleared = run.off([8])
+    with run.pipe.no_sync():
+        run.step(9, bound=0)
+    frozen = run.frozen()
+    return {"off": [after_sum, empty, cleared, frozen], "is_hidden": is_hidden}
 
 
 def refused(kind: str) -> list[str]:

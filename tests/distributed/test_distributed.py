@@ -182,7 +182,9 @@ def test_a_mesh_trains_as_eager_does_on_the_whole_batch(run: RankRun, case: str,
 
 @pytest.mark.parametrize("case", ["held", "held shards"])
 def test_copies_sum_their_gradients_once_after_an_accumulation(run: RankRun, case: str) -> None:
-    """Gradients are those of all whole batches: after a sum, with a copy without samples, and after `zero_grad` under way."""
+    """Gradients are those of all whole batches: after a sum, with a copy without samples, after `zero_grad` under way, and of parameters
+    that are frozen under way.
+    """
     for each in run.of(case):
         assert max(each["off"]) < 1e-14
         assert each["is_hidden"]

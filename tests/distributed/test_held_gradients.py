@@ -49,6 +49,17 @@ def test_what_was_summed_before_is_seen_in_a_step_and_afterwards() -> None:
     assert parameter.grad.tolist() == [5.0, 5.0]
 
 
+def test_a_copy_without_samples_holds_nothing_but_that_the_parameter_was_trained() -> None:
+    one, parameter = HeldGradients(), nn.Parameter(torch.zeros(2))
+    for part in (None, torch.ones(2), None):
+        with one.revealed():
+            one.keep([(parameter, part)])
+        assert one.has(parameter)
+        assert parameter.grad is not None
+        assert parameter.grad.isnan().all()
+    assert total(one, parameter) == [1.0, 1.0]
+
+
 def test_a_step_that_fails_changes_nothing() -> None:
     one, parameter = held()
     with suppress(ValueError), one.revealed():
