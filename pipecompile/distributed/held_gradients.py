@@ -38,11 +38,11 @@ class _Held:
     shown: torch.Tensor
     version: int
 
-    @property
-    def is_written(self) -> bool:
-        """Whether what the script sees has been written. Functions on lists of tensors do not count versions of DTensors."""
-        own = local(self.shown)
-        return version_of(self.shown) != self.version or (own.numel() > 0 and not own.reshape(-1)[0].isnan())
+    def is_seen(self, gradient: torch.Tensor | None) -> bool:
+        """Return whether this is the gradient that the script sees, as far as versions tell: functions on lists of tensors do not count
+        those of DTensors.
+        """
+        return gradient is self.shown and version_of(self.shown) == self.version
 
 
 class HeldGradients:
@@ -104,7 +104,8 @@ class HeldGradients:
         what was summed, would be added to it.
         """
         self._drop_cleared()
-        if any(parameter.grad is not held.shown or held.is_written for parameter, held in self._held.items()):
+        are_seen = all(held.is_seen(parameter.grad) for parameter, held in self._held.items())
+        if not are_seen or not _are_hidden(held.shown for held in self._held.values()):
             raise InputError(
                 "a gradient was written between a step under no_sync and the next step",
                 why="the copies of the pipeline have not summed it yet",
@@ -123,3 +124,10 @@ class HeldGradients:
 
     def _drop_cleared(self) -> None:
         self._held = {parameter: held for parameter, held in self._held.items() if parameter.grad is not None}
+
+
+def _are_hidden(gradients: Iterable[torch.Tensor]) -> bool:
+    """Return whether the first elements of gradients are no numbers. A GPU is waited for once."""
+    parts = [local(gradient) for gradient in gradients]
+    first = [part.reshape(-1)[0].isnan() for part in parts if part.numel()]
+    return not first or bool(torch.stack(first).all())
