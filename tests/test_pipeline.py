@@ -109,7 +109,7 @@ def test_the_program_and_the_timeline_stay_those_of_the_last_training_step() -> 
 
 
 FACE = ["clip_grad_norm_", "considered", "devices", "dispatch", "draw", "dump", "evaluate", "explain", "full_state_dict", "gathered", "graph", "load_optimizer_state_dict", "measured",
-        "model", "needs_inputs", "needs_targets", "optimizer_state_dict", "plan", "prepare", "problem", "program", "report", "reschedule", "schedule", "simulate",
+        "model", "needs_inputs", "needs_targets", "no_sync", "optimizer_state_dict", "plan", "prepare", "problem", "program", "report", "reschedule", "schedule", "simulate",
         "stages", "step", "sum_over_copies"]  # fmt: skip
 
 

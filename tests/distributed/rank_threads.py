@@ -28,6 +28,7 @@ class ThreadMesh:
     timeout: float = 5.0
     replica_group: None = None
     shard_mesh: None = None
+    shard_layout: None = None
     tensor_group: None = None
     groups: tuple[()] = ()
     device_type: str = "cpu"
