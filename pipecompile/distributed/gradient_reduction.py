@@ -34,6 +34,8 @@ _WEIGHT, _FLOOR, _PROGRAM, _UNIT, _RUNS, _MODES, _TRAINED, _STEP, _WEIGHTS, _STA
 digests of its weights and of what else it reads.
 """
 
+_HELD = " gradients held under no_sync"
+
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of losses, by their number in a message."""
 
@@ -54,12 +56,12 @@ class GradientReduction:
         shards: ShardedParameters,
         parameters: Parameters,
         samples: float | None,
-        held: HeldGradients | None = None,
+        held: HeldGradients,
     ) -> None:
         self.group, self.shards, self.parameters, self.samples = group, shards, parameters, samples
         self.share, self.unit, self.floor, self.is_alike = 1.0, "samples", 0.0, True
         self.parts: tuple[float, ...] = ()
-        self._held = held or HeldGradients()
+        self._held = held
         self._buckets: list[GradientBucket] = []
 
     @cached_property
@@ -94,18 +96,28 @@ class GradientReduction:
 
     @property
     def _trained(self) -> str:
-        """The places and shapes of the parameters of this rank that are trained, as text: their gradients are sent one after the other."""
-        every = (*self.whole, *self.shards.wholes)
-        return str([(place, tuple(each.shape)) for place, each in enumerate(every) if each.requires_grad])
+        """The places and shapes of the parameters of this rank that are trained, or have gradients that are held, as text: their gradients
+        are sent one after the other.
+        """
+        every = [(one, self._held.has(one)) for one in (*self.whole, *self.shards.parameters)]
+        rows = [
+            (place, tuple(one.shape), is_held)
+            for place, (one, is_held) in enumerate(every)
+            if one.requires_grad or is_held
+        ]
+        return str(rows)
 
     def _other_parameters(self, weights: WeightsOfCopies) -> StageDisagreement:
         """Return the error of copies that train other parameters, with the names. Ranks of other stages may have no difference."""
         names = {id(one): name for name, one in weights.named()}
         own = [names.get(id(one), "?") for one in (*self.whole, *self.shards.wholes) if one.requires_grad]
+        own += [f"{self._held.count}{_HELD}"] if self._held.count else []
         rows = [json.loads(text) for text in self.group.all_gather_text(json.dumps(own))]
         shared = set(rows[0]).intersection(*rows[1:])
         texts = [shortened([name for name in row if name not in shared]) for row in rows]
-        if self.is_alike:
+        if any(name.endswith(_HELD) for row in rows for name in row if name not in shared):
+            why, hint = "gradients of a step under no_sync were cleared on one copy alone", "zero_grad() on all copies"
+        elif self.is_alike:
             why, hint = "a parameter was frozen on one copy alone", "requires_grad alike on the same rank of all copies"
         else:
             why = "a recording of one copy alone has used parameters that no recording before had used"

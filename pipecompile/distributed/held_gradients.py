@@ -57,6 +57,11 @@ class HeldGradients:
         """The mode of a call, in words, as ranks compare it."""
         return "under no_sync" if self.is_on else ""
 
+    @property
+    def count(self) -> int:
+        """Number of parameters whose gradients are held."""
+        return len(self._held)
+
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Let steps in this context hold their gradients."""

@@ -7,7 +7,7 @@ mesh ("dp", "pp")      pp ──►  one rank per pipeline device
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -25,7 +25,7 @@ from pipecompile.torch_private.process_groups import default_store, flattened, t
 __all__ = ["RankMesh"]
 
 _OUTER_FIRST = ("dp", "dp_shard", "tp")
-"""The order in which torch wants the dimensions of the mesh of a DTensor."""
+"""The order of the dimensions that a sharded parameter has, whatever that of the mesh: the last one cuts within the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class RankMesh:
 
     `group` has one rank per pipeline device; this rank is number `index` of its `size` ranks. `members` are all ranks of the mesh.
     `replica_group` has the ranks that run the same stages on other parts of the batch, `shard_mesh` those of them that shard
-    parameters among themselves, `shard_layout` these and those with other parts of the same layers, `tensor_group` those that have other parts of the same layers; None if there are none.
+    parameters among themselves, `tensor_group` those that have other parts of the same layers, `shard_layout` both; None if there are
+    none.
     `copy` are the members that work on one part of the batch: all members, if there is one pipeline. `copies` has, per copy that there
     was at first, its ranks, of which those at one place run the same stages; `left` are the numbers of the copies that are left.
     `device_type` is that of the mesh; of all ranks, "cuda" if their process group has NCCL, as the default one has beside GPUs.
@@ -78,8 +79,8 @@ class RankMesh:
             dist.get_world_size(group),
             members=tuple(sorted(mesh.mesh.flatten().tolist())),
             replica_group=_group_along(mesh, parts),
-            shard_mesh=mesh[parts] if "dp_shard" in parts else None,
-            shard_layout=mesh[(*parts, *(["tp"] if "tp" in names else []))] if "dp_shard" in parts else None,
+            shard_mesh=_along(mesh, parts) if "dp_shard" in parts else None,
+            shard_layout=_along(mesh, [*parts, *({"tp"} & {*names})]) if "dp_shard" in parts else None,
             tensor_group=mesh["tp"].get_group() if "tp" in names else None,
             device_type=mesh.device_type,
             copy=next(tuple(sorted(copy)) for copy in copies if dist.get_rank() in copy),
@@ -171,15 +172,21 @@ def _check(mesh: DeviceMesh, names: tuple[str, ...]) -> None:
             why="a pipeline has pp, its devices; dp and dp_shard, its copies; and tp, parts of its layers",
             hint='init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))',
         )
-    ordered = [name for name in _OUTER_FIRST if name in names]
-    if "dp_shard" in names and [name for name in names if name != "pp"] != ordered:
-        raise InputError(
-            f"the dimensions of the mesh are {names}, in this order",
-            why="a parameter that is sharded has dp, dp_shard and tp in the order in which they cut it, the last within the others",
-            hint=f"mesh_dim_names={tuple(sorted(names, key=('dp', 'dp_shard', 'pp', 'tp').index))}",
-        )
     if mesh.get_coordinate() is None:
         raise InputError(f"rank {dist.get_rank()} is not in the mesh", hint="compile on the ranks of the mesh only")
+
+
+def _along(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
+    """Return the part of a mesh along dimensions, the outer ones first. Raises InputError where torch cannot reorder them."""
+    ordered = tuple(name for name in _OUTER_FIRST if name in names)
+    try:
+        return mesh[ordered]
+    except KeyError as error:
+        raise InputError(
+            f"torch {torch.__version__} cannot take the dimensions {ordered} of the mesh in this order",
+            why=str(error.args[0]),
+            hint=f"mesh_dim_names={('pp', *ordered)}",
+        ) from None
 
 
 def _copies_of(mesh: DeviceMesh, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

@@ -80,6 +80,12 @@ class ShardedParameters:
         self.align()
         return [each.whole for each in self._parameters.values()]
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The shards, which are trained as the model's own parameters are."""
+        self.align()
+        return [each.shard for each in self._parameters.values()]
+
     def shard(self, parameters: Iterable[nn.Parameter]) -> None:
         """Keep only the rows of this rank from now on. Scalars are replicated; integer parameters stay as they are."""
         self.is_known = True

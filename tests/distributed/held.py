@@ -112,6 +112,16 @@ def refused(kind: str) -> list[str]:
     return [*errors, f"off by {off}"]
 
 
+def cleared_alone(kind: str) -> str:
+    """Return the error of a step after one copy alone has cleared what it held."""
+    run = Run(kind)
+    with run.pipe.no_sync():
+        run.step(1)
+    if run.is_first:
+        run.pipe.zero_grad()
+    return _error_of(lambda: run.step(2))
+
+
 def _error_of(call: Callable[[], Any]) -> str:
     try:
         return f"no error: {call()}"
@@ -124,5 +134,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "held shards": lambda: accumulated("dp_shard"),
     "held, refused": lambda: refused("dp"),
     "held shards, refused": lambda: refused("dp_shard"),
+    "held, cleared alone": lambda: cleared_alone("dp"),
+    "held shards, cleared alone": lambda: cleared_alone("dp_shard"),
 }
 """Cases by name, in the order in which ranks run them."""

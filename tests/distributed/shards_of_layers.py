@@ -93,16 +93,12 @@ def compiled_in_stages(x: torch.Tensor) -> pc.Pipeline:
     )
 
 
-def refused() -> list[str]:
-    """Return the errors of a mesh in another order, and of layers in parts on another mesh."""
-    model, whole = made(mesh_of((2, 2), "tp", "other"))
-    errors = []
-    for one, own in ((whole, mesh_of((2, 1, 2), "tp", "pp", "dp_shard")), (model, mesh())):
-        try:
-            compiled(one, own)
-        except pc.InputError as error:
-            errors.append(str(error))
-    return errors
+def refused() -> str:
+    """Return the error of layers in parts on another mesh."""
+    try:
+        return f"no error: {compiled(made(mesh_of((2, 2), 'tp', 'other'))[0], mesh())}"
+    except pc.InputError as error:
+        return str(error)
 
 
 def is_sharded_twice() -> bool:

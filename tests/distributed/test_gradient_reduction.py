@@ -13,6 +13,7 @@ from torch import nn
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.gradient_reduction import GradientReduction
+from pipecompile.distributed.held_gradients import HeldGradients
 from pipecompile.distributed.sharded_parameters import ShardedParameters
 from pipecompile.distributed.state_of_copies import StateOfCopies
 from pipecompile.distributed.weights_of_copies import WeightsOfCopies
@@ -43,7 +44,8 @@ def reduction(samples: float | None, *others: Sequence[dict[int, float]]) -> Gra
     def parameters() -> Iterator[nn.Parameter]:
         return iter([nn.Parameter(torch.ones(2))])
 
-    return GradientReduction(Rows(*others), ShardedParameters(None, cast(Communicator, None)), parameters, samples)
+    shards = ShardedParameters(None, cast(Communicator, None))
+    return GradientReduction(Rows(*others), shards, parameters, samples, HeldGradients())
 
 
 def test_a_part_is_weighted_by_its_samples() -> None:

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import pipecompile as pc
-from pipecompile.distributed.rank_mesh import RankMesh, _copies_of
+from pipecompile.distributed.rank_mesh import RankMesh, _along, _copies_of
 from pipecompile.errors import InputError, ScheduleError
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -86,12 +86,21 @@ def test_ranks_along_tp_have_a_group() -> None:
     assert dist.get_world_size(group) == 1
 
 
+def test_where_torch_cannot_reorder_dimensions_the_order_is_told() -> None:
+    class InOrder:
+        def __getitem__(self, names: tuple[str, ...]) -> None:
+            raise KeyError("mesh_dim_names are not in order")
+
+    with pytest.raises(InputError, match=r"cannot take the dimensions \('dp', 'dp_shard'\)") as caught:
+        _along(cast(DeviceMesh, InOrder()), ("dp_shard", "dp"))
+    assert "('pp', 'dp', 'dp_shard')" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         (("copies", "pp"), r"the dimensions of the mesh are \('copies', 'pp'\)"),
         (("dp", "tp"), "init_device_mesh"),
-        (("tp", "pp", "dp_shard"), "in this order"),
     ],
 )
 def test_dimensions_that_a_pipeline_does_not_have_are_refused(names: tuple[str, ...], message: str) -> None:

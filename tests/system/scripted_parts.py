@@ -13,35 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.system.stateful_parts import CLASSES, WIDTH, Part
+
 __all__ = ["LAYERS", "LOSSES", "Averaged", "Flagged", "RandomNet", "WholeBatch", "leaves", "logits_of"]
 
-WIDTH, LENGTH, CLASSES = 6, 4, 3
+LENGTH = 4
 
 
-class Layer(nn.Module):
-    """A linear layer and an activation; others have more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.set_up()
-
-    def set_up(self) -> None:
-        """Make further layers and state."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.linear(x))
-
-
-class Normed(Layer):
+class Normed(Part):
     def set_up(self) -> None:
         self.norm = nn.BatchNorm1d(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.linear(x).transpose(1, 2)).transpose(1, 2)
+        return self.norm(self.layer(x).transpose(1, 2)).transpose(1, 2)
 
 
-class Attentive(Layer):
+class Attentive(Part):
     def set_up(self) -> None:
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
 
@@ -49,7 +36,7 @@ class Attentive(Layer):
         return x + self.attention(x, x, x, need_weights=False)[0]
 
 
-class Recurrent(Layer):
+class Recurrent(Part):
     def set_up(self) -> None:
         self.cell = nn.LSTMCell(WIDTH, WIDTH)
 
@@ -62,15 +49,15 @@ class Recurrent(Layer):
         return torch.stack(outputs, 1)
 
 
-class InPlace(Layer):
+class InPlace(Part):
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.linear(x), inplace=True) * 2
+        y = F.relu(self.layer(x), inplace=True) * 2
         y[:, 0].mul_(0.5)
         y[..., :2].add_(1.0)
         return y * x
 
 
-class Routed(Layer):
+class Routed(Part):
     """Sends each row to one of two layers."""
 
     def set_up(self) -> None:
@@ -85,14 +72,14 @@ class Routed(Layer):
         return x + y
 
 
-class WithoutGradients(Layer):
+class WithoutGradients(Part):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            scale = self.linear(x).sigmoid()
-        return x * scale + self.linear(x) + (x.tanh() - x).detach()
+            scale = self.layer(x).sigmoid()
+        return x * scale + self.layer(x) + (x.tanh() - x).detach()
 
 
-class Averaged(Layer):
+class Averaged(Part):
     """Is subtracted a running mean, as training has it."""
 
     def set_up(self) -> None:
@@ -103,27 +90,27 @@ class Averaged(Layer):
         self.calls += 1
         if self.training:
             self.mean.mul_(0.9).add_(x.detach().mean((0, 1)), alpha=0.1)
-        return self.linear(x) - self.mean
+        return self.layer(x) - self.mean
 
 
-class Flagged(Layer):
+class Flagged(Part):
     """Reads what a script changes."""
 
     def set_up(self) -> None:
         self.scale, self.is_flipped = 0.5, False
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flip(1)) + self.scale if self.is_flipped else self.linear(x) * self.scale
+        return self.layer(x.flip(1)) + self.scale if self.is_flipped else self.layer(x) * self.scale
 
 
-class WeightNormed(Layer):
+class WeightNormed(Part):
     def set_up(self) -> None:
-        self.linear = nn.utils.parametrizations.weight_norm(self.linear)
+        self.layer = nn.utils.parametrizations.weight_norm(self.layer)
 
 
-class Recomputed(Layer):
+class Recomputed(Part):
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(lambda y: self.linear(y).tanh(), x, use_reentrant=False)
+        return checkpoint(lambda y: self.layer(y).tanh(), x, use_reentrant=False)
 
 
 class _Clamped(torch.autograd.Function):
@@ -138,18 +125,18 @@ class _Clamped(torch.autograd.Function):
         return gradient * (x > -1) * 1.5
 
 
-class OwnFunction(Layer):
+class OwnFunction(Part):
     def forward(self, x: Tensor) -> Tensor:
-        return _Clamped.apply(self.linear(x))
+        return _Clamped.apply(self.layer(x))
 
 
-class Sorted(Layer):
+class Sorted(Part):
     def forward(self, x: Tensor) -> Tensor:
-        values, places = self.linear(x).sort(-1)
+        values, places = self.layer(x).sort(-1)
         return values.gather(-1, places.flip(-1)) + x
 
 
-class Looked(Layer):
+class Looked(Part):
     def set_up(self) -> None:
         self.table = nn.Embedding(11, WIDTH)
 
@@ -157,15 +144,15 @@ class Looked(Layer):
         return x + self.table((x.sum(-1).detach().abs() * 10).long() % 11)
 
 
-class WholeBatch(Layer):
+class WholeBatch(Part):
     """Branches on all samples: of a call with gradients, on those of the whole batch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) / 2 if x.abs().max() > 1.5 else self.linear(x)
+        return self.layer(x) / 2 if x.abs().max() > 1.5 else self.layer(x)
 
 
 LAYERS = (
-    Layer, Normed, Attentive, Recurrent, InPlace, Routed, WithoutGradients, Averaged, Flagged, WeightNormed, Recomputed, OwnFunction,
+    Part, Normed, Attentive, Recurrent, InPlace, Routed, WithoutGradients, Averaged, Flagged, WeightNormed, Recomputed, OwnFunction,
     Sorted, Looked, WholeBatch,
 )  # fmt: skip
 

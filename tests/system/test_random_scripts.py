@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import pipecompile as pc
-from tests.system.scripted_parts import LOSSES, Averaged, Flagged, Layer, RandomNet, WholeBatch, leaves
+from tests.system.scripted_parts import LOSSES, Averaged, Flagged, RandomNet, WholeBatch, leaves
+from tests.system.stateful_parts import Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipecompile.RecordingWarning")
 
@@ -139,7 +140,7 @@ class Script:
         self.twin.load_state_dict(state)
 
     def replace(self) -> None:
-        place, layer = self.draw.randrange(len(self.net.layers)), Layer().double()
+        place, layer = self.draw.randrange(len(self.net.layers)), Part().double()
         for net in self.both:
             net.layers[place] = copy.deepcopy(layer)
         self.optimizers = [torch.optim.SGD(one.parameters(), 0.05) for one in (self.pipe, self.twin)]
