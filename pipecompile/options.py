@@ -245,6 +245,11 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         return self.schedule_for(self.any_count, custom=False).n_slices
 
     @property
+    def has_target(self) -> bool:
+        """Whether a step is expected to have a target: the program of the user has one, or there is a loss function."""
+        return self.schedule.has_target if isinstance(self.schedule, WrittenProgram) else self.loss_fn is not None
+
+    @property
     def has_backward(self) -> bool:
         """Whether the schedule trains: it has other actions than forwards."""
         return not self.kinds <= UNTRAINED

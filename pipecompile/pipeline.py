@@ -25,6 +25,7 @@ from pipecompile.driver.model_proxy import ModelProxy
 from pipecompile.driver.programs import call_executable, check_step, step_executable, step_schedule
 from pipecompile.driver.sliced_steps import SlicedSteps
 from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.step_arrivals import step_arrivals
 from pipecompile.driver.whole_batch_steps import whole_batch_step
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, LOSS, Program, Schedule
@@ -115,13 +116,13 @@ class Pipeline(ModelProxy):
         trains = self._options.is_training_now
         if self._options.across_batch == "exact" or (trains and self._options.n_slices > 1):
             return self._other_step(self._flatten(args, kwargs), target, scaler)
-        is_whole, has_target = trains == self._options.has_backward, target is not None
+        is_whole = trains == self._options.has_backward
         with torch.set_grad_enabled(trains):
             specialization, batch = self._cache.find(self._flatten(args, kwargs))
-            specialization.require_loss(has_target)
-            key = "step" if is_whole else "loss", len(batch.sizes), has_target
+            specialization.require_loss(target is not None)
+            key = "step" if is_whole else "loss", len(batch.sizes), target is not None
             executable = specialization.executables.get(key) or step_executable(specialization, *key[1:], kind=key[0])
-            arrivals, weights = self._cache.step_arrivals(specialization, batch, target, scaler)
+            arrivals, weights = step_arrivals(self._cache, specialization, batch, target, scaler)
             frame = self._run(executable, specialization, batch, arrivals)
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         return_input_gradients(specialization.inputs, batch, frame)
@@ -220,9 +221,7 @@ class Pipeline(ModelProxy):
         count = self._cache.decision.expected_microbatches(self._options)
         if self._options.across_batch == "exact":
             return call_executable(self._cache.latest, count, with_backward=True).program
-        written, with_target = self._options.schedule, self._options.loss_fn is not None
-        with_target = written.has_target if isinstance(written, WrittenProgram) else with_target
-        return step_executable(self._cache.latest, count, with_target).program
+        return step_executable(self._cache.latest, count, self._options.has_target).program
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

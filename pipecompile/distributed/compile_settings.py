@@ -79,8 +79,6 @@ def check_runs_on_ranks(options: Options) -> None:
     if options.across_batch == "exact":
         what = 'across_batch="exact"'
         why = "the samples meet behind the last stage, in a part of the model that other ranks have no gradients of"
-    elif options.n_slices > 1:
-        what, why = "a schedule of slices", "losses of slices are weighted where all stages are"
     elif copies_of_stages(options) > 1:
         what, why = "a schedule with several copies of each stage", "a rank has the parameters of its own stages alone"
     if what:

@@ -6,8 +6,7 @@ as the first gets a plan of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,9 +16,6 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList
 from pipecompile.batching.microbatches import (
     MiniBatch,
-    loss_gradients,
-    scaled_gradients,
-    scatter_tree,
     split_sizes,
 )
 from pipecompile.batching.offset_rows import offset_names
@@ -29,17 +25,14 @@ from pipecompile.driver.batch_split import candidate_batches, first_batch, of_tw
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.listed_programs import ListedPrograms
-from pipecompile.driver.loss_analysis import LossAnalysis
-from pipecompile.driver.loss_shares import find_loss, weigh_copy
-from pipecompile.driver.output_merge import check_whole_size, fixed_output_rules, merging_specialization
+from pipecompile.driver.output_merge import check_whole_size, merging_specialization
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks, obstacle
 from pipecompile.driver.signature import Signature, signature_of, signatures_of
-from pipecompile.driver.specialization import Specialization, target_kind
+from pipecompile.driver.specialization import Specialization
 from pipecompile.driver.unwatched import unwatched
 from pipecompile.errors import InputError, PlanError
 from pipecompile.graph.cross_sample import has_batch_norm
-from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
 from pipecompile.tracing.state.random_states import random_states_restored, sources_beside
@@ -156,43 +149,6 @@ class CompileCache:
             specialization.merging = merging_specialization(specialization, batch, self.options, self.context)
         check_whole_size(specialization.merging, sum(batch.sizes), self.context)
         return specialization.merging
-
-    def step_arrivals(
-        self, specialization: Specialization, batch: MiniBatch, target: Any, scaler: torch.amp.GradScaler | None
-    ) -> tuple[dict[tuple[str, bool], Any], Sequence[float]]:
-        """Return what arrives in a step from the host, and the weights of the micro-batches' losses.
-
-        The first step in several micro-batches finds what the loss divides by. Raise InputError while tensors have no values.
-        """
-        self.check_values()
-        self.context.warnings.drop_delayed()
-        arrivals = specialization.arrivals(batch)
-        if target is not None:
-            parts = scatter_tree(target, len(batch.sizes), batch.whole.samples, self.options.batch_dims)
-            arrivals[TARGET, False] = parts
-        key = target_kind(target)
-        has_copies, is_mean = self.context.backend.has_copies, self.options.loss_reduction == "mean"
-        is_known = specialization.is_current(specialization.losses.get(key))
-        if (has_copies or len(batch.sizes) > 1) and not is_known:
-            specialization.losses[key] = self._loss(specialization, batch, target, arrivals)
-        known = specialization.losses.get(key)
-        self.context.backend.loss_uses(frozenset() if known is None else known.weights)
-        if is_mean and has_copies:
-            weigh_copy(specialization, batch, target, arrivals, self.context)
-        own = specialization.loss_weights(batch, target, arrivals)
-        last = specialization.plan.placement[-1]
-        weights, gradient = self.context.backend.weights_of_target(own, last) if is_mean else own
-        device = specialization.stage_devices[-1]
-        gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
-        arrivals[LOSS, True] = loss_gradients(gradient, weights, device)
-        return arrivals, weights
-
-    @unwatched()
-    def _loss(
-        self, specialization: Specialization, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]
-    ) -> LossAnalysis:
-        rules = partial(fixed_output_rules, specialization, batch, self.options, self.context)
-        return find_loss(specialization, batch, target, arrivals, self.context.warnings, rules, self.context.backend)
 
     def check_values(self) -> None:
         """Raise InputError while tensors that were on meta have no values."""

@@ -22,6 +22,7 @@ from pipecompile.driver.listed_programs import ListedProgram
 from pipecompile.driver.listed_weights import listed_weights
 from pipecompile.driver.loss_reads import refuse_in_list
 from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.step_arrivals import Arrivals
 from pipecompile.errors import InputError
 from pipecompile.ir import AUX, LOSS, TARGET
 from pipecompile.runtime.autograd_call import run_with_autograd
@@ -34,8 +35,6 @@ from pipecompile.settings.slice_choice import EXCLUDED
 from pipecompile.tracing.guards.state_guards import ReadChange
 
 __all__ = ["ListedSteps", "refuse_others"]
-
-Arrivals = dict[tuple[str, bool], Any]
 
 
 def refuse_others(args: tuple[Any, ...], **others: Any) -> None:

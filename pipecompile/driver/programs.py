@@ -143,11 +143,9 @@ def check_step(specialization: Specialization, n_microbatches: int) -> None:
     If the program is the user's, whether there is a target is read from it.
     """
     options = specialization.options
-    written, with_target = options.schedule, options.loss_fn is not None
-    if not (isinstance(written, WrittenProgram) or options.passes or options.plan):
+    if not (isinstance(options.schedule, WrittenProgram) or options.passes or options.plan):
         return
-    with_target = written.has_target if isinstance(written, WrittenProgram) else with_target
-    routes = training_routes(specialization.routes, len(specialization.stages), with_target, options.has_aux)
+    routes = training_routes(specialization.routes, len(specialization.stages), options.has_target, options.has_aux)
     lower_step(specialization, step_schedule(specialization, n_microbatches), routes)
 
 

@@ -11,13 +11,7 @@ from typing import Any
 import torch
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.batching.microbatches import (
-    MiniBatch,
-    loss_gradients,
-    scaled_gradients,
-    scatter_tree,
-    weighted_loss,
-)
+from pipecompile.batching.microbatches import MiniBatch, scatter_tree, weighted_loss
 from pipecompile.batching.slices_of_batch import SlicedBatch, sliced_target
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.loss_trial import loss_undone
@@ -26,6 +20,7 @@ from pipecompile.driver.slice_probe import compare_losses, compare_outputs
 from pipecompile.driver.sliced_losses import analyse_loss, slice_weights
 from pipecompile.driver.sliced_stages import SlicedStages, slice_stages
 from pipecompile.driver.specialization import Specialization, target_kind
+from pipecompile.driver.step_arrivals import Arrivals, add_loss_gradients, counted_arrivals
 from pipecompile.driver.unwatched import unwatched
 from pipecompile.errors import PlanError
 from pipecompile.ir import LOSS, TARGET
@@ -35,8 +30,6 @@ from pipecompile.runtime.registers import Spans
 from pipecompile.runtime.results import without_backward
 
 __all__ = ["SlicedSteps"]
-
-Arrivals = dict[tuple[str, bool], Any]
 
 
 class SlicedSteps:
@@ -55,25 +48,28 @@ class SlicedSteps:
         """Run forward and backward of all slices. Return the loss of the mini-batch, and what ran with its times."""
         whole, batch, stages, sliced = self._found(inputs)
         whole.require_loss(target is not None)
-        self.cache.check_values()
-        self.cache.context.warnings.drop_delayed()
+        self._count(whole, batch, target)
         self.cache.check(whole, batch)
-        form, targets = stages.specialization, sliced_target(target, sliced)
+        form, targets, key = stages.specialization, sliced_target(target, sliced), target_kind(target)
         arrivals: Arrivals = form.arrivals(sliced)
         if target is not None:
             arrivals[TARGET, False] = targets
-        key = target_kind(target)
         if not form.is_current(form.losses.get(key)):
             form.losses[key] = self._analysed(whole, batch, stages, sliced, target, arrivals)
-        parts = form.step_values(sliced, target, arrivals)[1]
-        is_mean = form.options.loss_reduction == "mean"
-        weights, gradient = slice_weights(form.losses[key], sliced.sizes, parts, mean=is_mean)
-        device = form.stage_devices[-1]
-        gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
-        arrivals[LOSS, True] = loss_gradients(gradient, weights, device)
+        parts, is_mean = form.step_values(sliced, target, arrivals)[1], form.options.loss_reduction == "mean"
+        own = slice_weights(form.losses[key], sliced.sizes, parts, mean=is_mean)
+        weights = add_loss_gradients(self.cache, form, arrivals, own, scaler)
         executable = step_executable(form, len(batch.sizes), target is not None)
         losses, spans = self._run(executable, sliced, arrivals)
         return without_backward(weighted_loss(losses, weights)), (executable, spans)
+
+    def _count(self, whole: Specialization, batch: MiniBatch, target: Any) -> None:
+        """Say what this copy of the pipeline counts, if there are others: what the loss of its whole sequences does."""
+        if self.cache.context.backend.has_copies:
+            counted_arrivals(self.cache, whole, batch, target)
+        else:
+            self.cache.check_values()
+            self.cache.context.warnings.drop_delayed()
 
     def _found(self, inputs: FlatInputs) -> tuple[Specialization, MiniBatch, SlicedStages, SlicedBatch]:
         """Return the specialization of whole micro-batches and the stages of slices, recorded now if they are new, with their batches."""
@@ -101,8 +97,8 @@ class SlicedSteps:
         options, first = form.options, scatter_tree(target, len(batch.sizes), batch.whole.samples, {})[0]
         targets: Sequence[Any] = arrivals.get((TARGET, False), [None] * len(sliced.sizes))[:n]
         analysis = analyse_loss(whole, stages, sliced, (target, first, targets[0]), arrivals, context)
-        if len(set(form.stage_devices)) > 1:
-            return analysis
+        if len(set(form.stage_devices)) > 1 or not context.backend.holds_model:
+            return analysis  # no process has all stages on one device
         slices: Sequence[Mapping[str, Any]] = form.step_values(sliced, target, arrivals)[1][:n]
         weights, _ = slice_weights(analysis, sliced.sizes[:n], slices, mean=options.loss_reduction == "mean")
         with loss_undone(options.loss_fn, form.stage_devices[-1]):

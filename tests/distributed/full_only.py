@@ -31,6 +31,8 @@ FULL_ONLY = (
     "resumed unet",
     "scaler of parts",
     "skips on four",
+    "slices, interleaved",
+    "slices, shards",
     "sums on four",
     "synchronised, divided",
     "tied, by stage",

@@ -377,9 +377,9 @@ def failed_to_record(rank: int) -> Any:
     return loss_of(pinned(model))
 
 
-def sliced(rank: int) -> Any:
-    """Give a schedule of slices to compile, and to reschedule, on all ranks; then to reschedule on one."""
-    schedule = pc.build_schedule("seq1f1b", 2, 2, n_slices=2)
+def with_copies_of_stages(rank: int) -> Any:
+    """Give a schedule with copies of stages to compile, and to reschedule, on all ranks; then to reschedule on one."""
+    schedule = pc.build_schedule("chimera", 2, 2)
     pipe = compiled()
     first = loss_of(pipe)
     errors = [error_of(lambda: compiled(schedule=schedule)), error_of(lambda: pipe.reschedule(schedule))]
@@ -387,8 +387,8 @@ def sliced(rank: int) -> Any:
     return [*errors, alone, loss_of(pipe) == first]
 
 
-def sliced_on_one(rank: int) -> Any:
-    return loss_of(compiled(**{"schedule": pc.build_schedule("seq1f1b", 2, 2, n_slices=2)} if rank else {}))
+def with_copies_on_one(rank: int) -> Any:
+    return loss_of(compiled(**{"schedule": pc.build_schedule("chimera", 2, 2)} if rank else {}))
 
 
 SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
@@ -430,8 +430,8 @@ SCRIPTS: dict[str, tuple[Callable[[int], Any], int, float]] = {
     "other default device": (other_default_device, 4, TIMEOUT),
     "skipped": (skipped, 2, TIMEOUT),
     "failed to record": (failed_to_record, 2, TIMEOUT),
-    "slices": (sliced, 2, TIMEOUT),
-    "slices on one": (sliced_on_one, 2, SHORT),
+    "copies of stages": (with_copies_of_stages, 2, TIMEOUT),
+    "copies of stages on one": (with_copies_on_one, 2, SHORT),
 }
 """Scripts by name, with their number of ranks and the timeout of `init_process_group`."""
 

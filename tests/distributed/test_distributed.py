@@ -207,6 +207,24 @@ def test_a_copy_that_clears_what_it_holds_alone_is_told(run: RankRun, case: str)
         assert "2 gradients held under no_sync" in error
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "slices on four",
+        "slices, copies",
+        "slices, interleaved",
+        "slices, shards",
+        "slices, two lengths",
+        "slices, emulated",
+    ],
+)
+def test_slices_of_sequences_train_as_eager_does_on_whole_ones(run: RankRun, case: str) -> None:
+    """Labels that do not count differ between slices, parts of copies differ in samples and lengths, and one is empty."""
+    for each in run.of(case):
+        assert each["loss"] < 1e-13
+        assert each["worst"] < 1e-13
+
+
 def test_shards_of_layers_in_parts_are_those_of_fully_shard(run: RankRun) -> None:
     """Their placements and rows; whole states and states of `fully_shard` are loaded. A checkpoint goes on in stages and copies."""
     for each in run.of("dp_shard x tp, states"):

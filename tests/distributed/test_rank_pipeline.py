@@ -32,8 +32,8 @@ SCRIPTS = [
     "other default device",
     "skipped",
     "failed to record",
-    "slices",
-    "slices on one",
+    "copies of stages",
+    "copies of stages on one",
 ]
 
 
@@ -227,10 +227,10 @@ def test_a_rank_that_alone_cannot_record_is_named(said: dict[str, list[str]]) ->
 
 
 @pytest.mark.timeout(700)
-def test_a_schedule_of_slices_is_refused_before_a_step_on_every_rank(said: dict[str, list[str]]) -> None:
-    refusal = "InputError: a schedule of slices is given for stages on several ranks"
-    for rank, text in enumerate(said["slices"]):
+def test_copies_of_stages_are_refused_before_a_step_on_every_rank(said: dict[str, list[str]]) -> None:
+    refusal = "InputError: a schedule with several copies of each stage is given for stages on several ranks"
+    for rank, text in enumerate(said["copies of stages"]):
         assert text.count(refusal) == 2 + rank
         assert text.splitlines()[0].endswith("True]")
-    assert refusal in said["slices on one"][1]
-    assert "rank 1 failed: it did not take part in the exchange before a program" in said["slices on one"][0]
+    assert refusal in said["copies of stages on one"][1]
+    assert "rank 1 failed: it did not take part in the exchange before a program" in said["copies of stages on one"][0]
