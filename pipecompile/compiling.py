@@ -127,8 +127,8 @@ def compile(
     - `tied`: "together" keeps all uses of a tied parameter in one stage; "apart" lets the uses be where they balance best, with a
       mirror on each further device; "auto" is "together" where that costs nothing.
     - `split_before`: names of modules that begin a stage.
-    - `keep_together`: names of modules, lists of names, or classes of modules; each entry, or each module of a class, is in one
-      stage.
+    - `keep_together`: groups of modules. `["layer3", "layer4"]` keeps each of the two in one stage, `[["layer3", "layer4"]]` both in
+      the same stage. A class stands for each of its modules.
     - `pin`: stages of modules: `{"head": 3}`.
     - `balance`: per stage, the number of the model's children in it.
 
@@ -166,7 +166,7 @@ def compile(
       three gradients and more are rounded in another order.
     - `lost_copies`: what copies of the pipeline (a mesh with "dp") do when a rank of another copy fails or dies. "raise": all ranks raise.
       "continue": they go on without its copy. The call under way is undone and made again, on the samples of the copies that are
-      left, with a LostCopyWarning; `pipe.copies` has who is left. Ranks of the lost copy raise (docs/distributed.md).
+      left, with a LostCopyWarning; `pipe.copies` lists these. Ranks of the lost copy raise (docs/distributed.md).
     - `passes`: passes of yours among those that lower the schedule of a step: `[pc.UserPass(function, before="compute")]` maps a
       Schedule to a Schedule, with a later place, by default the last, a Program to a Program. The result of each is verified.
     - `dispatch`: "inline" runs all devices from one thread, "threads" each from its own, "auto" decides by the time of a cell, and

@@ -102,7 +102,7 @@ class InputError(PipecompileError):
 
 
 class KeywordError(InputError, TypeError):
-    """A call without a required argument, or with a keyword that there is not. A TypeError, as Python raises."""
+    """A call without a required argument, or with an unknown keyword. A TypeError, as Python raises."""
 
 
 class DetachedLossError(InputError, RuntimeError):
@@ -240,7 +240,7 @@ _TABLE = (
               "the tensor would be a constant of the recording; the call ran on another thread, or in code outside of torch",
               "make the call on the thread of the forward, or in a submodule, which is kept whole"),
     ErrorCode("PC108", "the forward itself raises on these inputs",
-              "the forward raises without pipecompile, too", "call the model itself with the same arguments: it must run without pipecompile"),
+              "the forward raises without pipecompile, too", "call model(...) with the same arguments, and correct the model or the arguments until that runs"),
     ErrorCode("PC109", "the inputs cannot be used",
               "the model and its inputs are checked before anything is recorded", "an nn.Module, and the arguments of its forward"),
     ErrorCode("PC110", "the result of a submodule is unknown unless the submodule runs",

@@ -173,7 +173,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
         if self.schedule == "auto" or any(row != sorted(row, reverse=True) for row in order):
             raise ScheduleError(
                 f'across_batch="exact" is given together with schedule={shown(self.schedule)}',
-                why="it runs backwards before all micro-batches are through the last stage, where they meet",
+                why="it runs backwards before all micro-batches have left the last stage, where their samples meet",
                 hint='schedule="gpipe"',
             )
 

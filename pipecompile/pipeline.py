@@ -290,7 +290,8 @@ class Pipeline(ModelProxy):
         self._cache.clear()
 
     def _place_names(self) -> str:
-        return ", ".join(f"stage {stage}: {device}" for stage, device in enumerate(self._options.devices))
+        places = self._cache.latest.plan.placement if self._cache else ()
+        return ", ".join(f"stage {stage}: {self._options.devices[device]}" for stage, device in enumerate(places))
 
 
 def _copied(model: nn.Module, options: Options, decision: Decision) -> Pipeline:

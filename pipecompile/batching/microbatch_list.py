@@ -58,6 +58,8 @@ def arguments_of(batch: Any, *, with_target: bool) -> Arguments:
         return (batch,), {}
     if not batch:
         raise InputError("a batch is an empty sequence", why="it has the inputs in order", hint="(x, target)")
+    if with_target and len(batch) == 1:
+        raise InputError("a batch has one entry", why="it is the target, and no input is left", hint="(x, target)")
     return (tuple(batch[:-1]), {"target": batch[-1]}) if with_target else (tuple(batch), {})
 
 

@@ -36,14 +36,14 @@ def dumps_report(dumps: Sequence[Path], program: Path, ranks: str | None) -> Com
 def _program(path: Path) -> Program:
     import pipecompile
     from pipecompile.ir.program_text import parse_program
-    from pipecompile.ir.text_file import named_file
+    from pipecompile.ir.text_file import cause_of, named_file
 
     try:
         with named_file(path):
             program = parse_program(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         hint = "the program.txt of pipe.dump"
-        raise ScheduleError("the program cannot be read", where=str(path), why=str(error), hint=hint) from None
+        raise ScheduleError("the program cannot be read", where=str(path), why=cause_of(error), hint=hint) from None
     with faults_of_file(path):
         pipecompile.verify(program)
     return program

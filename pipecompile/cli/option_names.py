@@ -3,6 +3,7 @@
 n_stages=5, or checkpoint="auto"        --stages 5, or --checkpoint auto
 memory_limit=(100, 200)                 --memory-limit 100,200
 speeds: no entry for 2 devices          --speeds: no entry for 2 devices
+compile(..., n_microbatches=2)          --microbatches 2
 pin={"fc": 3, "conv1": 0}               --pin fc=3,conv1=0
 """
 
@@ -26,11 +27,13 @@ _ANY = "|".join(_OPTIONS)
 _WITH_VALUE = re.compile(
     rf"\b({_ANY})=(\([^)]*\)|\{{[^}}]*\}}|\[(?:[^\[\]]|\[[^\[\]]*\])*\]|\"[^\"]*\"|'[^']*'|[^\s,;]*)"
 )
+_CALL = re.compile(r"\b(?:pc\.|pipecompile\.)?compile\(\.\.\., ([^()]*)\)")
 _NAMED = re.compile(rf"\A({_ANY})\b(?!-)|(?<![-\w])({'|'.join(name for name in _OPTIONS if '_' in name)})\b")
 
 
 def as_options(text: str) -> str:
     """Return the text with options for keywords. A keyword that is an English word too is replaced if it has a value or comes first."""
+    text = _CALL.sub(r"\1", text)
     text = _WITH_VALUE.sub(lambda match: f"{_OPTIONS[match[1]]} {_typed(match[2])}".rstrip(), text)
     return _NAMED.sub(lambda match: _OPTIONS[match[0]], text)
 

@@ -13,15 +13,21 @@ from pathlib import Path
 from pipecompile.cli.command_report import CommandReport, schedule_report
 from pipecompile.cli.exit_codes import faults_of_file
 from pipecompile.errors import InputError, ScheduleError, VerifyError
+from pipecompile.ir.text_file import cause_of
 from pipecompile.ir.units import counted
 
 __all__ = ["show_report"]
+
+_SUFFIXES = (".json", ".csv", ".txt")
 
 
 def show_report(path: Path) -> CommandReport:
     """Report the file. Raise InputError, PlanError or ScheduleError for what cannot be read."""
     from pipecompile.ir.plan import Plan
 
+    if path.suffix in _SUFFIXES and not path.exists():
+        hint = "pipecompile plan MODEL --input SHAPE --out out, which writes out/plan.json"
+        raise InputError(f"there is no file {path}", hint=hint)
     if path.is_dir():
         names = sorted(
             each.name for each in path.iterdir() if each.name in ("plan.json", "schedule.csv", "program.txt")
@@ -58,7 +64,7 @@ def _program_report(path: Path) -> CommandReport:
     try:
         program = parse_program(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError("the program cannot be read", where=str(path), why=str(error)) from None
+        raise ScheduleError("the program cannot be read", where=str(path), why=cause_of(error)) from None
     with faults_of_file(path):
         try:
             pipecompile.verify(program)

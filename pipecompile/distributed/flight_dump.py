@@ -21,6 +21,7 @@ from pipecompile.distributed.plain_pickle import plain_value
 from pipecompile.errors import InputError, described
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.shown_value import shown
+from pipecompile.ir.text_file import cause_of
 
 __all__ = ["CallState", "FlightDump", "FlightCall", "read_flight_dump", "read_flight_dumps"]
 
@@ -98,7 +99,7 @@ def _files(path: Path) -> list[Path]:
     try:
         return sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
     except OSError as error:
-        raise InputError("the folder of dumps cannot be read", where=str(path), why=str(error)) from None
+        raise InputError("the folder of dumps cannot be read", where=str(path), why=cause_of(error)) from None
 
 
 def read_flight_dump(path: str | Path) -> FlightDump:

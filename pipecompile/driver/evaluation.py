@@ -56,7 +56,7 @@ class RunningTotal:
         """Return the means. Raise InputError if there was no batch."""
         if not self.samples:
             raise InputError(
-                "there is nothing to evaluate", why="the loader has no batch", hint="a loader with a batch"
+                "there is nothing to evaluate", why="the loader has no batch", hint="pipe.evaluate([(x, y)])"
             )
         means = {name: float(total) / self.samples for name, total in self.metrics.items()}
         return Evaluation(float(self.loss) / (self.samples if self.is_mean else 1), self.samples, means)
@@ -153,7 +153,7 @@ class ValidationLoop:
             loss = self.options.loss_fn(output, *target) if self.options.loss_fn else own_loss(output)
             if loss is None:
                 raise InputError(
-                    "evaluate needs a loss: the model's output is neither a scalar nor has it a `loss`",
+                    "evaluate needs a loss: the model's output is not a scalar, and has no attribute `loss`",
                     hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
                 )
             return loss[0] if self.options.has_aux else loss, metric(output, *target)

@@ -193,9 +193,8 @@ class ModelProxy(OneProcess):
             self._refuse()
 
     def _refuse(self) -> None:
-        raise InputError(
-            "a pipeline cannot be moved to a device", where=self._place_names(), hint="compile again with devices="
-        )
+        hint = 'pc.compile(model, n_stages, devices=["cuda:0", "cuda:1"])'
+        raise InputError("a pipeline cannot be moved to a device", where=self._place_names(), hint=hint)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Apply a function to all tensors, as `half` and a parent's `to` do. Raises InputError before if it moves them."""

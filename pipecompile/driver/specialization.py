@@ -275,7 +275,7 @@ class Specialization:
             raise InputError("loss_fn takes a target", hint="step(x, target=...)")
         if self.options.loss_fn is None and own_loss(self.outputs.example) is None:
             raise InputError(
-                "step needs a loss: the model's output is neither a scalar nor has it a `loss`",
+                "step needs a loss: the model's output is not a scalar, and has no attribute `loss`",
                 hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
             )
 

@@ -205,7 +205,7 @@ class WarningsOnce:
         meet = f" (samples meet at {line})" if line else ""
         self._after_step(
             "undivided loss",
-            f"as far as can be found{meet}, the loss is neither a mean nor a sum over samples, nor a mean over what targets and inputs"
+            f"the loss was not recognised{meet} as a mean or a sum over samples, nor as a mean over what targets and inputs"
             " count: micro-batches may change it, and are weighted by samples. Try n_microbatches=1 and compare; or compile(...,"
             ' schedule="gpipe", across_batch="exact"), which computes the loss once, of the whole mini-batch; or a sum, with the divisor'
             " of the whole mini-batch:\n"
@@ -238,7 +238,7 @@ class WarningsOnce:
             subject = "a BatchNorm layer updates its" if layers == 1 else f"{layers} BatchNorm layers update their"
             self._once(
                 "normalised",
-                f"{subject} running statistics once a micro-batch, which moves them further than a mini-batch would."
+                f"{subject} running statistics once per micro-batch, so they move several times in a step."
                 " Try compile(..., batch_norm='deferred'), once a step; or pass batch_norm='each' to keep this behaviour and"
                 " silence the warning",
             )
@@ -249,8 +249,8 @@ class WarningsOnce:
             self._once(
                 "rewritten",
                 f"a region of torch.utils.checkpoint writes buffers of the model at {places[0]}, and its recomputation writes them"
-                " again, as often as in eager. With several micro-batches in flight that is another order than one micro-batch"
-                " after the other. Try compile(..., batch_norm='deferred') if these are running statistics; else n_microbatches=1",
+                " again, as often as in eager. With several micro-batches in flight, the writes come in the order of the schedule,"
+                " not one micro-batch after the other. Try compile(..., batch_norm='deferred') if these are running statistics; else n_microbatches=1",
             )
 
     def drawn(self, text: str) -> None:

@@ -20,6 +20,7 @@ from pipecompile.interchange.pipeline_order import PipelineOrder
 from pipecompile.interchange.torch_csv import parse_torch_csv
 from pipecompile.interchange.zero_bubble_nodes import parse_nodes
 from pipecompile.ir.input_checks import file_path, known_names, whole, without_mark
+from pipecompile.ir.text_file import cause_of
 
 __all__ = ["is_named_order", "read_order", "read_schedule"]
 
@@ -46,7 +47,9 @@ def read_schedule(
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError("the pipeline cannot be read", where=str(path), why=str(error), hint=_SOURCES) from None
+        raise ScheduleError(
+            "the pipeline cannot be read", where=str(path), why=cause_of(error), hint=_SOURCES
+        ) from None
     return read_order(text, Path(path).stem, n_ranks, n_microbatches)
 
 

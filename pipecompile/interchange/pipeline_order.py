@@ -21,6 +21,7 @@ from pipecompile.ir.directions import check_one_direction
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.overlap import grouped
 from pipecompile.ir.slices import check_whole
+from pipecompile.ir.text_file import cause_of
 
 __all__ = ["COMPUTE_OPS", "EMPTY", "OrderCell", "PipelineOrder", "as_order", "order_of_schedule"]
 
@@ -124,7 +125,7 @@ class PipelineOrder:
         try:
             file_path("path", path).write_text(self.to_csv(), encoding="utf-8")
         except OSError as error:
-            raise InputError("the pipeline cannot be written", where=str(path), why=str(error)) from None
+            raise InputError("the pipeline cannot be written", where=str(path), why=cause_of(error)) from None
 
 
 def order_of_schedule(

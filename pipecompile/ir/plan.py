@@ -17,7 +17,7 @@ from pipecompile.ir.candidates import Considered
 from pipecompile.ir.input_checks import file_path, json_text, place_text
 from pipecompile.ir.plan_figures import figure_faults
 from pipecompile.ir.shown_value import shown
-from pipecompile.ir.text_file import save_text
+from pipecompile.ir.text_file import cause_of, save_text
 from pipecompile.ir.units import counted
 from pipecompile.ir.views import html_of
 
@@ -201,7 +201,7 @@ class Plan:
             text = source.read_bytes()
         except OSError as error:
             hint = f"compile without plan=, then pipe.plan.save({str(path)!r})"
-            raise PlanError("the plan cannot be read", where=str(path), why=str(error), hint=hint) from None
+            raise PlanError("the plan cannot be read", where=str(path), why=cause_of(error), hint=hint) from None
         return cls.from_json(text, where=str(path))
 
 

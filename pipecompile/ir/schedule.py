@@ -22,7 +22,7 @@ from pipecompile.ir.input_checks import checked_count, file_path
 from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
 from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import checked_slices
-from pipecompile.ir.text_file import named_file, save_text
+from pipecompile.ir.text_file import cause_of, named_file, save_text
 from pipecompile.ir.views import html_of
 
 __all__ = ["Schedule"]
@@ -103,7 +103,7 @@ class Schedule:
             raise ScheduleError(
                 "the schedule cannot be read",
                 where=str(path),
-                why=str(error),
+                why=cause_of(error),
                 hint=f"write one with schedule.save({str(path)!r})",
             ) from None
         with named_file(path):

@@ -13,7 +13,12 @@ from pathlib import Path
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.input_checks import file_path
 
-__all__ = ["named_file", "save_text"]
+__all__ = ["cause_of", "named_file", "save_text"]
+
+
+def cause_of(error: OSError | UnicodeDecodeError) -> str:
+    """Return why a file cannot be read or written, without its path: "No such file or directory"."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def save_text(path: str | Path, text: str) -> None:
@@ -23,7 +28,7 @@ def save_text(path: str | Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         hint = "a file in a folder that there is"
-        raise InputError(f"path={str(file)!r} cannot be written: {error.strerror or error}", hint=hint) from None
+        raise InputError(f"path={str(file)!r} cannot be written: {cause_of(error)}", hint=hint) from None
 
 
 @contextmanager

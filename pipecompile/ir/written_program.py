@@ -26,7 +26,7 @@ from pipecompile.ir.program import Instruction, Op, Operand, Program, Value
 from pipecompile.ir.routes import TARGET, Route, Tie
 from pipecompile.ir.schedule import Schedule
 from pipecompile.ir.shown_value import shown
-from pipecompile.ir.text_file import named_file
+from pipecompile.ir.text_file import cause_of, named_file
 
 __all__ = ["WrittenProgram", "type_faults"]
 
@@ -67,7 +67,7 @@ class WrittenProgram(Schedule):
         try:
             text = file_path("path", path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ScheduleError("the program cannot be read", where=str(path), why=str(error)) from None
+            raise ScheduleError("the program cannot be read", where=str(path), why=cause_of(error)) from None
         with named_file(path):
             program = parse_program(text)
         return cls.of(program, str(path), line_numbers(text))

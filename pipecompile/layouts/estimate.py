@@ -125,9 +125,11 @@ class LayoutEstimator:
         validate_model(model)
         check_batch_dims({} if batch_dims is None else batch_dims, model.forward)
         args, kwargs = example_inputs(example_args, example_kwargs)
+        hint = "example_args=(torch.empty(512, 3, 224, 224, device='meta'),)"
+        if not (args or kwargs):
+            raise InputError("plan_for needs an example of a mini-batch", hint=hint)
         inputs = flatten(model.forward, args, kwargs, batch_dims)
         if inputs.samples is None:
-            hint = "example_args=(torch.empty(512, ..., device='meta'),)"
             raise InputError("the mini-batch has no batch dimension", hint=hint)
         graph = note_ties(record(model, inputs.resized(min(2, inputs.samples))))
         pipelines = PipelineModel(graph, inputs, cluster, _usual_options(model))

@@ -121,11 +121,12 @@ def _chain_text(clusters: Clusters, pushed_by: list[int | None], end: int, stage
         path.append(here)
         here = None if here in clusters.pins else pushed_by[here]
     path.reverse()
-    text = shown(clusters.members[path[0]][0])
-    if path[0] in clusters.pins:
-        text += f" is pinned to stage {max(clusters.pins[path[0]])},"
+    first, last = (shown(clusters.members[cluster][0]) for cluster in (path[0], end))
+    chain = first
     for a, b in zip(path, path[1:], strict=False):
-        text += (" <" if (a, b) in clusters.strict_arcs else " ->") + f" {shown(clusters.members[b][0])}"
+        chain += (" <" if (a, b) in clusters.strict_arcs else " ->") + f" {shown(clusters.members[b][0])}"
+    start = f"{first} is pinned to stage {max(clusters.pins[path[0]])}" if path[0] in clusters.pins else ""
     if end in clusters.pins:
-        return text + f" is pinned to stage {min(clusters.pins[end])}, expected {stage} or later"
-    return text + f": {stage + 1} stages are needed, n_stages is {n_stages}"
+        wrong = f"{last} is pinned to stage {min(clusters.pins[end])}, expected {stage} or later"
+        return f"{start}{' and ' * bool(start)}{wrong}: {chain}"
+    return f"{start}{': ' * bool(start)}{chain}: {stage + 1} stages are needed, n_stages is {n_stages}"

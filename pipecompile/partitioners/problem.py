@@ -28,7 +28,7 @@ import msgspec
 from pipecompile.errors import PartitionError
 from pipecompile.ir.input_checks import file_path, json_text, place_text
 from pipecompile.ir.shown_value import shown
-from pipecompile.ir.text_file import save_text
+from pipecompile.ir.text_file import cause_of, save_text
 
 __all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
 
@@ -198,7 +198,7 @@ class Problem:
         try:
             text = source.read_bytes()
         except OSError as error:
-            raise PartitionError("the problem cannot be read", where=str(path), why=str(error)) from None
+            raise PartitionError("the problem cannot be read", where=str(path), why=cause_of(error)) from None
         return cls.from_json(text, where=str(path))
 
 

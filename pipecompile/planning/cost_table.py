@@ -85,14 +85,14 @@ def _measure(graph: TracedGraph, leaves: Sequence[Any], options: Options, repeat
     device = options.devices[0]
     on_device, values = _moved(graph, leaves, device) if options.cost != "analytic" else (graph, leaves)
     if callable(options.costs):
-        return MeasuredCosts("own", costs_from_provider(on_device, values, options.costs))
+        return MeasuredCosts("user", costs_from_provider(on_device, values, options.costs))
     model = select_cost_model(on_device, values, cost=options.cost, device=device)
     verb = "measuring" if model == "profile" else "estimating"
     streams = OnStreams(stream_of(options.partitions[0])) if options.partitions else nullcontext()
     with task(f"{verb} {counted(len(compute_nodes(on_device)), 'operation')}") as work, streams:
         costs = node_costs(on_device, values, cost=model, device=options.cost_device, repeats=repeats, work=work)
     if options.costs:
-        return MeasuredCosts(f"{model} and own", with_user_costs(graph, costs, options.costs))
+        return MeasuredCosts(f"{model} and user", with_user_costs(graph, costs, options.costs))
     return MeasuredCosts(model, costs)
 
 

@@ -33,9 +33,10 @@ __all__ = ["CardPartition", "PartitionStreams", "partitions", "parts_of_one_card
 
 @dataclass(frozen=True)
 class CardPartition:
-    """One of `count` parts of a card. `multiprocessors`: how many it has for itself; 0 if all parts share those of the card.
+    """One of `count` parts of a card. `multiprocessors` is the number of multiprocessors of this part alone; 0 if all parts share those
+    of the card.
 
-    `stream` is None for a part of a card that was named several times: the process has one for each, `stream_of`.
+    `stream` is None if the card was listed several times in `devices`: `stream_of(part)` then has the stream.
     """
 
     device: torch.device

@@ -256,7 +256,8 @@ def _check_counts(**counts: object) -> None:
     all_counts = ", ".join(f"{name}={shown(count)}" for name, count in counts.items())
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ScheduleError(f"{name} must be a whole number, at least 1", why=f"the counts are {all_counts}")
+            why = f"the counts are {all_counts}"
+            raise ScheduleError(f"{name} is not a whole number of at least 1", why=why, hint=f"{name}=4")
 
 
 def _check_slices(schedule: str | Builder, entry: CatalogueEntry, n_slices: int | None) -> None:

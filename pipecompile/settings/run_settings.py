@@ -105,7 +105,7 @@ def _check(name: str, value: Any) -> bool | str:
         every, _, count = value.partition(":")
         if every == "every" and count.isdecimal() and int(count) >= 1:
             return value
-        raise refusal(name, value, 'True, False, nor "every:N"', hint=f'{name}="every:1000"')
+        raise refusal(name, value, 'True, False, or "every:N"', hint=f'{name}="every:1000"')
     return flag(name, value)
 
 
@@ -116,7 +116,7 @@ def _backend(name: str, value: Any) -> bool | str:
 def _graphs(name: str, value: Any) -> bool | str:
     """Return a bool, or "step"."""
     if isinstance(value, str) and value != "step":
-        raise refusal(name, value, 'True, False, nor "step"', hint=f'{name}="step"')
+        raise refusal(name, value, 'True, False, or "step"', hint=f'{name}="step"')
     return value if isinstance(value, str) else flag(name, value)
 
 

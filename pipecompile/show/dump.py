@@ -15,6 +15,7 @@ from pipecompile.ir import Program, Schedule
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.slices import count_text
+from pipecompile.ir.text_file import cause_of
 from pipecompile.ir.timeline import Timeline
 from pipecompile.ir.units import counted
 from pipecompile.ir.views import register_writer
@@ -86,7 +87,7 @@ def write_text(path: Path, text: str) -> Path:
 
 def _unwritable(what: str, folder: Path, error: OSError) -> InputError:
     hint = "pass a directory with write permission"
-    return InputError(f"{what} cannot be written", where=str(folder), why=str(error), hint=hint)
+    return InputError(f"{what} cannot be written", where=str(folder), why=cause_of(error), hint=hint)
 
 
 def _timeline_texts(

@@ -146,10 +146,14 @@ def remarks(plan: Plan) -> list[str]:
         stages = ", ".join(str(s) for s, redone in enumerate(plan.recompute) if redone)
         lines.append(f"recompute their forward: stages {stages}")
     if plan.price is not None:
-        lines.append(f"what is forced makes the slowest stage {plan.price:.1%} slower")
+        lines.append(
+            f"the constraints make the slowest stage {plan.price:.1%} slower"
+            if plan.price >= 5e-4
+            else "the constraints cost nothing"
+        )
     if any(stage.memory for stage in plan.stages):
         lines.append(
-            "held: state and all of each micro-batch in flight, as the cut counts them; a simulation has the peak of the program"
+            "held: parameters, gradients, optimizer state, buffers, and activations of the micro-batches in flight, as the cut counts them"
         )
     return lines
 

@@ -61,7 +61,7 @@ class Advice:
             abs(self.saved / self.makespan) if self.makespan else 0.0,
             "shorter" if self.saved >= 0 else "longer",
         )
-        text = f"{text}: {self.faster:.3g} of its time less, and the step is {share:.1%} {way}"
+        text = f"{text}: if it took {self.faster:.3g} of its time less, the step would be {share:.1%} {way}"
         hint = "; cuda_graphs=True, larger micro-batches or a process per device launch faster"
         return text + hint * (self.place == HOST_PLACE)
 

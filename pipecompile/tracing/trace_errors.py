@@ -89,7 +89,9 @@ def eager_failure(error: Exception, model: nn.Module) -> TraceError:
     where, why, hint = raiser(error), "", ""
     if isinstance(error, TypeError) and not where and "forward()" in text_of(error):
         why = f"the forward is forward{inspect.signature(model.forward)}"
-        hint = "pass what the forward takes; the target of the loss is a keyword of step: pipe.step(x, target=y)"
+        hint = "pass the arguments of the forward"
+        if "missing" not in text_of(error):
+            hint += "; the target of the loss is a keyword of step: pipe.step(x, target=y)"
     elif "'indices' to have one of the following scalar types" in text_of(error):
         why = "rows of an embedding are chosen by whole numbers"
         hint = "x.long(); on the command line a dtype after the shape: --input 2x128:int64"

@@ -117,7 +117,7 @@ def test_lists_go_into_equal_micro_batches_and_one_warning_says_so() -> None:
         pipe.step(*batch(6))
     text, of_loss = [str(one.message) for one in told if one.category is pc.RecordingWarning]
     assert "6 samples go into 3 micro-batches instead of 4" in text
-    assert "neither a mean nor a sum" in of_loss  # what the losses in the model divide by is not known
+    assert "not recognised as a mean or a sum" in of_loss  # what the losses in the model divide by is not known
 
 
 def test_a_target_may_be_such_a_list() -> None:

@@ -15,7 +15,7 @@ def test_what_is_forced_is_marked_and_priced(real):
     assert data["forced"][1] == ["pin 3", "split before 1", "together 1", "together 2"]
     assert data["price"] > 0
     text = real("simulate", *BLOCKS, *steered).out
-    assert f"what is forced makes the slowest stage {data['price']:.1%} slower" in text
+    assert f"the constraints make the slowest stage {data['price']:.1%} slower" in text
     assert "forced: pin 3, split before 1, together 1, together 2" in " ".join(
         real("plan", *BLOCKS, *steered).out.split()
     )

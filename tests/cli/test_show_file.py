@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipecompile.cli.show_file import show_report
-from pipecompile.errors import InputError, ScheduleError, VerifyError
+from pipecompile.errors import InputError, VerifyError
 
 
 def test_the_files_of_a_plan_are_shown(real, models):
@@ -26,8 +26,9 @@ def test_other_files_are_refused(tmp_path):
         show_report(tmp_path)
     with pytest.raises(InputError, match="no plan, schedule or program"):
         show_report(tmp_path / "model.pt")
-    with pytest.raises(ScheduleError, match="cannot be read"):
-        show_report(tmp_path / "missing.txt")
+    for name in ("missing.txt", "missing.csv", "missing.json"):
+        with pytest.raises(InputError, match=r"there is no file(?s:.*)try    pipecompile plan MODEL"):
+            show_report(tmp_path / name)
     broken = tmp_path / "program.txt"
     broken.write_text("program: 1 stages on devices 0, 1 micro-batches\nroute x: host -> 0, 4 bytes\ndevice 0\n")
     with pytest.raises(VerifyError):

@@ -84,7 +84,7 @@ def test_a_loss_over_pairs_of_samples_is_that_of_the_mini_batch(model: type[Body
     own = model().double()
     eager = copy.deepcopy(own)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="as far as can be found")
+        warnings.filterwarnings("error", message="the loss was not recognised")
         pipe = compiled(own, rows(), loss_fn=contrastive, **options)
         for count in (8, 7, 8):  # gradients of three steps are added up
             x, y = rows(count), rows(count)

@@ -182,7 +182,7 @@ def test_micro_batches_on_which_a_layer_fails_are_no_layouts() -> None:
         ({"schedules": ["1f2b"]}, "'1f2b' is not known"),
         ({"most_stages": 0}, "most_stages"),
         ({"optimizer": "adamm"}, "optimizer='adamm' is not known"),
-        ({"example_args": ()}, "the mini-batch has no batch dimension"),
+        ({"example_args": ()}, "plan_for needs an example of a mini-batch"),
     ],
 )
 def test_wrong_arguments_are_refused(keywords: dict[str, Any], text: str) -> None:

@@ -57,7 +57,7 @@ def test_each_size_is_measured_once_with_its_own_inputs() -> None:
     table = measure_costs(GRAPH, batches(4, 5, 2, 12), options_of(costs=counted))  # 4 and 5 have 3 samples at most
     assert sorted(seen) == [1, 3, 6]
     assert {samples: costs.by_node["_0"].forward for samples, costs in table.items()} == {3: 3, 6: 6, 1: 1}  # type: ignore[union-attr]
-    assert {costs.model for costs in table.values()} == {"own"}  # type: ignore[union-attr]
+    assert {costs.model for costs in table.values()} == {"user"}  # type: ignore[union-attr]
 
 
 def test_analytic_costs_are_those_of_the_model() -> None:
@@ -70,7 +70,7 @@ def test_analytic_costs_are_those_of_the_model() -> None:
 def test_seconds_of_the_user_replace_those_of_the_model() -> None:
     (costs,) = measure_costs(GRAPH, batches(3), options_of(costs={"0": 3.0})).values()
     assert isinstance(costs, MeasuredCosts)
-    assert costs.model == "analytic and own"
+    assert costs.model == "analytic and user"
     assert costs.by_node["_0"].forward + costs.by_node["_0"].backward == pytest.approx(3.0)
     assert costs.by_node["_1"].forward < 1e-3
 

@@ -172,7 +172,7 @@ def test_a_name_that_means_something_else_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("chunks", [0, -1, 1.5, "two", True])
 def test_chunks_are_a_number_of_stages(chunks: Any) -> None:
-    with pytest.raises(ScheduleError, match="chunks must be a whole number, at least 1"):
+    with pytest.raises(ScheduleError, match="chunks is not a whole number of at least 1"):
         register_schedule("odd", one_by_one, chunks=chunks)
     assert "odd" not in CATALOGUE
 
@@ -199,7 +199,7 @@ def test_a_builder_that_is_wrong_is_named_with_or_without_a_name(build: Any, mes
 
 @pytest.mark.parametrize("counts", [(0, 4), (4, 0), (-1, 4), (2.0, 4), (4, "8"), (True, 4), (4, None)])
 def test_counts_that_are_no_counts_are_refused_with_both_numbers(counts: tuple[int, int]) -> None:
-    with pytest.raises(ScheduleError, match="whole number, at least 1") as caught:
+    with pytest.raises(ScheduleError, match="whole number of at least 1") as caught:
         build_schedule("gpipe", *counts)
     assert f"n_stages={counts[0]!r}, n_microbatches={counts[1]!r}" in str(caught.value)
 
@@ -217,7 +217,7 @@ def test_stages_that_cannot_be_divided_evenly_are_refused_with_numbers_that_can(
 
 @pytest.mark.parametrize("n_devices", [0, -2, 1.5])
 def test_a_device_count_that_is_none_is_refused(n_devices: int) -> None:
-    with pytest.raises(ScheduleError, match="n_devices must be a whole number"):
+    with pytest.raises(ScheduleError, match="n_devices is not a whole number"):
         build_schedule("gpipe", 4, 4, n_devices=n_devices)
 
 

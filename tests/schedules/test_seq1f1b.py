@@ -51,7 +51,7 @@ def test_it_holds_less_than_1f1b_in_less_time(p: int, m: int, k: int) -> None:
 
 @pytest.mark.parametrize("n_slices", [0, -1, 1.5, "2", True])
 def test_what_is_no_number_of_slices_is_refused(n_slices: int) -> None:
-    with pytest.raises(ScheduleError, match="n_slices must be a whole number, at least 1"):
+    with pytest.raises(ScheduleError, match="n_slices is not a whole number of at least 1"):
         build_schedule("seq1f1b", 2, 2, n_slices=n_slices)
 
 

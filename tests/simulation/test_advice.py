@@ -20,14 +20,14 @@ def test_the_slow_stage_comes_first_with_what_it_would_give() -> None:
     assert first.makespan == 1 + 9 * 10 + 2
     assert (first.saved, first.critical) == (pytest.approx(8.7), pytest.approx(90.0))
     assert second.saved < 0.5
-    assert str(first) == "stage 1: 0.1 of its time less, and the step is 9.4% shorter"
+    assert str(first) == "stage 1: if it took 0.1 of its time less, the step would be 9.4% shorter"
 
 
 def test_a_slow_link_comes_first_where_it_is_what_everybody_waits_for() -> None:
     latency = {(0, 1): 9.0, (1, 0): 0.0}
     first, *_ = advise(build_schedule("gpipe", 2, 4), faster=0.5, latency=latency)
     assert first.place == (0, 1)
-    assert str(first).startswith("link 0 -> 1: 0.5 of its time less")
+    assert str(first).startswith("link 0 -> 1: if it took 0.5 of its time less")
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -74,4 +74,4 @@ def test_where_copies_share_an_engine_a_place_off_the_critical_path_may_shorten_
 
 
 def test_a_step_that_becomes_longer_is_called_longer() -> None:
-    assert str(Advice(1, 0.1, -2.0, 1.0, 8.0)).endswith("the step is 25.0% longer")
+    assert str(Advice(1, 0.1, -2.0, 1.0, 8.0)).endswith("the step would be 25.0% longer")

@@ -35,7 +35,9 @@ def _hint(peak: float, *, in_bytes: bool, is_ahead: bool, hint_recompute: bool) 
         return f"in_flight={peak:g}"
     if is_ahead:
         return f"memory_limit={ceil(peak)}, or fewer micro-batches of the same size"
-    return "more memory, more devices, smaller micro-batches" + ", checkpoint='auto'" * hint_recompute
+    return (
+        f"memory_limit={ceil(peak)}, more devices, or smaller micro-batches" + ", or checkpoint='auto'" * hint_recompute
+    )
 
 
 def _ahead(evaluator: Evaluator, device: int) -> str:

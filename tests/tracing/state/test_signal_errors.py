@@ -40,7 +40,7 @@ def test_what_a_handler_raises_is_raised_behind_the_block_that_drops_it() -> Non
         raise ValueError
 
 
-@pytest.mark.filterwarnings("ignore:as far as can be found")
+@pytest.mark.filterwarnings("ignore:the loss was not recognised")
 @pytest.mark.parametrize("at", range(5))
 def test_a_step_raises_it_in_whichever_call_of_the_loss_it_comes(at: int, tmp_path: Path) -> None:
     calls = tmp_path / "calls"  # a file, since calls that only measure leave objects as they were
