@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from pipecompile.ir import Schedule
-from pipecompile.ir.slices import shape_text
+from pipecompile.ir.slices import title_of
 from pipecompile.ir.timeline import Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.candidate_table import considered_table
@@ -64,7 +64,7 @@ def simulate_report(pipe: Pipeline, unit: Timeline, out: Path | None) -> Command
         "unit_time": _figures(unit), "csv": schedule.to_csv(), "files": files,
     }  # fmt: skip
     summary = (
-        f"{_counts(schedule)}: makespan {written(SECONDS, timeline.makespan)}, bubble {timeline.bubble:.1%}, "
+        f"{title_of(schedule)}: makespan {written(SECONDS, timeline.makespan)}, bubble {timeline.bubble:.1%}, "
         f"longest device {written(SECONDS, timeline.span)}"
     )
     summary = "\n".join([summary, *filter(None, [step_gap(timeline)]), *remarks(pipe.plan)])
@@ -107,7 +107,7 @@ def _unit_summary(schedule: Schedule, timeline: Timeline) -> str:
     peaks = " ".join(f"{peak:g}" for peak in timeline.peak_in_flight)
     noun = "micro-batches" if schedule.n_slices == 1 else "slices"
     return (
-        f"{_counts(schedule)}: makespan {timeline.makespan:g}, bubble {timeline.bubble:.1%}, span {timeline.span:g}"
+        f"{title_of(schedule)}: makespan {timeline.makespan:g}, bubble {timeline.bubble:.1%}, span {timeline.span:g}"
         f" (F = 1, B = 2)\n{_certificate(schedule)}most {noun} in flight per device: {peaks}"
     )
 
@@ -126,7 +126,7 @@ def run_report(pipe: Pipeline, trial: Trial, out: Path | None) -> CommandReport:
     return CommandReport(
         data,
         (
-            "\n".join([_counts(pipe.schedule), *remarks(pipe.plan)]),
+            "\n".join([title_of(pipe.schedule), *remarks(pipe.plan)]),
             table,
             *((_comparison(trial),) if compared else ()),
             *_written_files(files),
@@ -178,10 +178,6 @@ def _device_table(timeline: Timeline, devices: Sequence[str]) -> Table:
         in_flight = f"{timeline.peak_in_flight[device]:g}" if timeline.peak_in_flight else ""
         table.add_row(f"{device} · {devices[device]}", f"{busy:.0%}", peak, in_flight)
     return table
-
-
-def _counts(schedule: Schedule) -> str:
-    return f"{schedule.name}, {shape_text(schedule)}"
 
 
 def _files(pipe: Pipeline, out: Path | None) -> list[str]:

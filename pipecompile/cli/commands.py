@@ -18,7 +18,7 @@ from pipecompile.cli.command_report import (
     schedule_report,
     simulate_report,
 )
-from pipecompile.cli.compile_options import Checkpoint, CompileOptions, checkpoint_of, with_classes
+from pipecompile.cli.compile_options import CompileOptions, checkpoint_of, with_classes
 from pipecompile.cli.exit_codes import conclude, faults_of_file
 from pipecompile.cli.load_model import ModelSource
 from pipecompile.cli.out_folder import file_of, folder_of
@@ -148,7 +148,9 @@ def schedule(
     slices: Annotated[
         int | None, typer.Option(help="slices along the sequence of each micro-batch, for seq1f1b, ...; default: 4")
     ] = None,
-    checkpoint: Checkpoint = "never",
+    checkpoint: Annotated[
+        str, typer.Option(metavar="MODE", help="never, always, except_last, or a flag per stage: 1,1,0,0")
+    ] = "never",
     out: Out = None,
     as_json: Json = False,
 ) -> None:

@@ -126,11 +126,6 @@ class RankMesh:
         every = (self.group, self.replica_group, *shards, self.tensor_group)
         return tuple(dict.fromkeys(group for group in every if group is not None))
 
-    @property
-    def member_index(self) -> int:
-        """Index of this rank in `members`."""
-        return self.members.index(self.rank)
-
     def rank_of(self, index: int) -> int:
         """Return the rank, as `torchrun` numbers them, that is pipeline device `index`."""
         return dist.get_global_rank(self.group, index)

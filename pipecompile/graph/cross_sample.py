@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import distributed, fx, nn
 
 from pipecompile.errors import InputError
-from pipecompile.torch_private.modules import BatchNorm, NormBase
+from pipecompile.torch_private.modules import BatchNorm, NormBase, uses_batch_statistics
 from pipecompile.torch_private.operators import batch_norm_operators
 from pipecompile.tracing.emit.call_description import model_path
 from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
@@ -78,7 +78,7 @@ def _time_is_batch(module: nn.RNNBase | nn.MultiheadAttention, value: torch.Tens
 
 def has_batch_norm(model: nn.Module) -> bool:
     """Return whether a BatchNorm layer of the model normalises by the samples of a micro-batch."""
-    return any(isinstance(module, BatchNorm) and _by_batch(module) for module in model.modules())
+    return any(isinstance(module, BatchNorm) and uses_batch_statistics(module) for module in model.modules())
 
 
 def single_value_norm(graph: TracedGraph) -> str:
@@ -89,14 +89,10 @@ def single_value_norm(graph: TracedGraph) -> str:
     return ""
 
 
-def _by_batch(norm: BatchNorm) -> bool:
-    return norm.training or norm.running_mean is None
-
-
 def _normalises_batch(graph: TracedGraph, node: fx.Node) -> bool:
     if node.op == "call_module":
         module = graph.get_submodule(str(node.target))
-        return isinstance(module, BatchNorm) and _by_batch(module)
+        return isinstance(module, BatchNorm) and uses_batch_statistics(module)
     if node.op != "call_function" or node.target is not F.batch_norm:
         return False
     return bool(node.args[5] if len(node.args) > 5 else node.kwargs.get("training"))

@@ -13,7 +13,7 @@ from pipecompile.graph.batch_rows import takes_samples
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.cross_sample import cross_sample_lines
 from pipecompile.graph.module_names import held_tensors
-from pipecompile.torch_private.modules import BatchNorm, is_hooked
+from pipecompile.torch_private.modules import BatchNorm, is_hooked, uses_batch_statistics
 from pipecompile.tracing.emit.call_description import model_path
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
@@ -49,7 +49,7 @@ def risks(model: nn.Module, graph: TracedGraph | None = None) -> tuple[Risk, ...
 
 def _of_model(model: nn.Module) -> Iterator[tuple[str, str, Sequence[str]]]:
     named = [(name or "the model", module) for name, module in model.named_modules()]
-    norms = [name for name, module in named if isinstance(module, BatchNorm) and _by_batch(module)]
+    norms = [name for name, module in named if isinstance(module, BatchNorm) and uses_batch_statistics(module)]
     yield "batch statistics", "normalises over a micro-batch, not over the whole batch", norms
     hooked = [name for name, module in named if _hooks(module)]
     yield "hooks", "run once per micro-batch, on its values; while recording they run on fake tensors", hooked
@@ -73,10 +73,6 @@ def _of_graph(model: nn.Module, graph: TracedGraph) -> Iterator[tuple[str, str, 
     used = {id(tensor) for node in nodes for tensor in held_tensors(graph, node)}
     unused = [name for name, parameter in model.named_parameters() if id(parameter) not in used]
     yield "unused parameters", "this call does not use them: they get no gradient", unused
-
-
-def _by_batch(norm: BatchNorm) -> bool:
-    return norm.training or norm.running_mean is None
 
 
 def _hooks(module: nn.Module) -> bool:

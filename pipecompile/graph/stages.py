@@ -25,10 +25,9 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.graph.region_parts import RegionParts
 from pipecompile.ir import HOST, Route
-from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.region_graphs import install_regions
-from pipecompile.tracing.node_facts import Role, facts, has_regions, note, value_of
+from pipecompile.tracing.node_facts import Role, ambient_of, facts, has_regions, note, value_of
 from pipecompile.tracing.traced_graph import TracedGraph, check_code_names
 
 __all__ = ["Stage", "extract", "routes", "split"]
@@ -175,7 +174,7 @@ class _Builder:
         for node in self.nodes:
             for source in node.all_input_nodes:
                 self._fetch(source)
-            self.regions.enter(_ambient(node))
+            self.regions.enter(ambient_of(node))
             self._fetch(node)
         self.regions.close()
         if has_regions(self.nodes):
@@ -223,9 +222,3 @@ class _Builder:
     def _copy(node: fx.Node, copy: fx.Node) -> fx.Node:
         copy.meta = dict(node.meta)
         return copy
-
-
-def _ambient(node: fx.Node) -> Ambient:
-    ambient = facts(node).ambient
-    assert ambient is not None, f"{node.name} was recorded without its modes"
-    return ambient

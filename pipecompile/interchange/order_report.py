@@ -86,6 +86,7 @@ class OrderReport:
 
     @property
     def is_sound(self) -> bool:
+        """Whether there is no fault, and no deadlock under any rule that was checked."""
         return not self.faults and all(verdict.outcome != "deadlocks" for verdict in self.verdicts)
 
     @property

@@ -90,6 +90,7 @@ class PipelineOrder:
 
     @property
     def n_ranks(self) -> int:
+        """Number of ranks."""
         return len(self.rows)
 
     @property

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipecompile.ir import UNTRAINED, Action, Kind
+from pipecompile.ir import UNTRAINED, Action, Kind, Program, Schedule
 
-__all__ = ["in_flight"]
+__all__ = ["action_rows", "in_flight"]
 
 
 def in_flight(
@@ -33,3 +33,10 @@ def in_flight(
                 peak = max(peak, count)
         peaks.append(peak / max(1, placement.count(device)))
     return tuple(peaks)
+
+
+def action_rows(subject: Schedule | Program) -> list[list[Action]]:
+    """Return the actions of each device, in order."""
+    if isinstance(subject, Schedule):
+        return [list(row) for row in subject.rows]
+    return [[i.action for i in row if i.action is not None] for row in subject.rows]

@@ -65,6 +65,7 @@ class PeriodicSchedule:
 
     @property
     def n_devices(self) -> int:
+        """Number of pipeline devices."""
         return len(self.period)
 
     @property

@@ -104,6 +104,7 @@ class PeriodicProgram:
 
     @property
     def n_devices(self) -> int:
+        """Number of pipeline devices."""
         return len(self.period)
 
     @property

@@ -120,6 +120,7 @@ class Program:
 
     @property
     def n_devices(self) -> int:
+        """Number of pipeline devices."""
         return len(self.rows)
 
     @property

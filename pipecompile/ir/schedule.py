@@ -53,6 +53,7 @@ class Schedule:
 
     @property
     def n_devices(self) -> int:
+        """Number of pipeline devices."""
         return len(self.rows)
 
     @property

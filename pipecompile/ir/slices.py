@@ -33,6 +33,7 @@ __all__ = [
     "first_slice",
     "in_slices",
     "shape_text",
+    "title_of",
     "unit_text",
 ]
 
@@ -123,3 +124,8 @@ def check_whole(schedule: _Sliced, what: str, *, why: str = WHOLE, hint: str = "
             why=why,
             hint=hint or f"pc.build_schedule({whole}, {count})",
         )
+
+
+def title_of(schedule: _Sliced) -> str:
+    """Return the name of a schedule and its counts: "1f1b, 4 stages on 4 devices, 8 micro-batches"."""
+    return f"{schedule.name}, {shape_text(schedule)}"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, ScheduleError
+from pipecompile.ir.action import Action
 from pipecompile.ir.certificate import relative_gap
 from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.program import Program
@@ -38,6 +39,14 @@ class Span(NamedTuple):
     name: str
     start: float
     end: float
+
+    @property
+    def action(self) -> Action | None:
+        """The action of a bar on track "compute"; None for a copy."""
+        try:
+            return Action.parse(self.name)
+        except ScheduleError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,6 @@
                              placement ──► device of the first stage that uses the tensor (its home)
                                  └───────► tied_mirrors: copies on the devices of further stages
 
-`placement.py` comes first when reading. `optimizer_state.py` names the state of an optimizer by parameters. Tensors stay the
+Open `placement.py` first. `optimizer_state.py` names the state of an optimizer by parameters. Tensors stay the
 objects that the user's optimizers refer to.
 """

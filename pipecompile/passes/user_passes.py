@@ -80,22 +80,22 @@ class UserPass:
         return f"before {self.before}" if self.before else f"after {self.after or PLACES[-1]}"
 
     @property
-    def gap(self) -> int:
-        """The number of our passes, of all that there are, before this one."""
+    def position(self) -> int:
+        """The index in PLACES before which this pass runs."""
         return PLACES.index(self.before) if self.before else PLACES.index(self.after or PLACES[-1]) + 1
 
 
 Verify = Callable[[Any], None]
 
 
-def placed(ours: Sequence[Pass], user: Sequence[UserPass], verify_gap: Callable[[int], Verify]) -> tuple[Pass, ...]:
+def placed(ours: Sequence[Pass], user: Sequence[UserPass], verify_before: Callable[[int], Verify]) -> tuple[Pass, ...]:
     """Return our passes with those of the user at their places, several at one place in the given order.
 
-    `verify_gap(i)` is the verifier of what is between pass i - 1 and pass i of PLACES.
+    `verify_before(i)` is the verifier of what is between pass i - 1 and pass i of PLACES.
     """
-    gaps = [(PLACES.index(one.name) + 0.5, one) for one in ours]
-    gaps += [(one.gap, _checked(one, verify_gap(one.gap))) for one in user]
-    return tuple(one for _, one in sorted(gaps, key=lambda pair: pair[0]))
+    order = [(PLACES.index(one.name) + 0.5, one) for one in ours]
+    order += [(one.position, _checked(one, verify_before(one.position))) for one in user]
+    return tuple(one for _, one in sorted(order, key=lambda pair: pair[0]))
 
 
 def _checked(one: UserPass, verify: Verify) -> Pass:

@@ -29,8 +29,8 @@ from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.autograd_engine import (
     accumulate,
     gradient_hook_tables,
+    has_joint_hook,
     hooks_of_tensor,
-    is_joint_hook,
     will_accumulate,
 )
 from pipecompile.tracing.user_source import warn
@@ -91,7 +91,7 @@ class HeldHooks:
 
     def _parameters(self, hooked: Sequence[torch.Tensor]) -> list[_HeldParameter]:
         """Return those of `hooked` that are to be held. Those with joint hooks are complete when all of them are."""
-        joint = [one for one in hooked if _has_joint_hook(one)]
+        joint = [one for one in hooked if has_joint_hook(one)]
         together = frozenset[int]().union(*(self._stages(one) for one in joint))
         stages = {id(one): self._stages(one) for one in hooked} | {id(one): together for one in joint}
         is_split = max(self._left.values(), default=0) > 1
@@ -256,10 +256,6 @@ class _HeldParameter:
 def _spare() -> GradientEdge:
     """Return one more root: autograd does not count the only root of a backward among the nodes that it will run."""
     return get_gradient_edge(torch.zeros((), requires_grad=True))
-
-
-def _has_joint_hook(parameter: torch.Tensor) -> bool:
-    return any(is_joint_hook(hook) for table in gradient_hook_tables(parameter) for hook in table.values())
 
 
 def _sum(kept: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,9 @@ from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.torch_private.autograd_engine import (
     gradient_hook_tables,
+    has_joint_hook,
     hooks_registered,
     is_accumulation_watched,
-    is_joint_hook,
 )
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.user_source import warn
@@ -114,7 +114,7 @@ class HookedUpdates:
         """Return what to compare after a run. Warn of hooks on several gradients, if there are several stages."""
         watched = self._on_nodes()
         hooked = [one for one in self._parameters if gradient_hook_tables(one)]
-        if hooked and self._is_divided and any(map(_has_joint_hook, hooked)):
+        if hooked and self._is_divided and any(map(has_joint_hook, hooked)):
             self._is_divided = False
             warn(
                 "a function of register_multi_grad_hook runs once per stage and micro-batch, with None for the parameters of"
@@ -127,7 +127,7 @@ class HookedUpdates:
     def _on_nodes(self) -> tuple[torch.Tensor, ...]:
         """Return the parameters that may have hooks on the node that adds to `.grad`. They are looked for when hooks were registered."""
         if hooks_registered() != self._hook_count:
-            trained = (one for one in self._parameters if one.requires_grad and not _has_joint_hook(one))
+            trained = (one for one in self._parameters if one.requires_grad and not has_joint_hook(one))
             self._watched = tuple(one for one in trained if is_accumulation_watched(one))
         return self._watched
 
@@ -157,10 +157,6 @@ class HookedUpdates:
             f" had run before the write read the old values, unlike in a loop over micro-batches. Try {_ADVICE_ON_STATE}",
             RecordingWarning,
         )
-
-
-def _has_joint_hook(parameter: torch.Tensor) -> bool:
-    return any(is_joint_hook(hook) for table in gradient_hook_tables(parameter) for hook in table.values())
 
 
 def _elements(parameter: torch.Tensor) -> torch.Tensor:

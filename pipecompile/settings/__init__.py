@@ -4,5 +4,5 @@
     cut       stages, solver, and constraints on the cut       run       schedule, recomputation, dispatch, caches
 
 A group is a frozen dataclass; a field's annotation names the check of its value (group.py, value_checks.py). `Options` in
-pipecompile/options.py joins the groups and checks what spans several; begin there.
+pipecompile/options.py joins the groups and checks what spans several; open it first.
 """

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipecompile.errors import ScheduleError
-from pipecompile.ir import NO_MICROBATCH, Action
+from pipecompile.ir import NO_MICROBATCH
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, Unit, fit, written
 from pipecompile.ir.views import register_writer
@@ -172,7 +171,7 @@ def _draw_rows(axes: Axes, panel: _Panel, names: Sequence[str], points: float) -
 def _draw_compute(axes: Axes, panel: _Panel, device: int, height: float, points: float) -> None:
     """Draw the cells of one device, each with its micro-batch number where the number fits."""
     spans = panel.timeline.compute(device)
-    cells = [_action(span) for span in spans]
+    cells = [span.action for span in spans]
     stages = sorted({cell.stage for cell in cells if cell})
     depth = [min(stages.index(cell.stage), 3) if cell else 0 for cell in cells]
     colours = [SHADES[cell.kind][shade] if cell else FAINT for cell, shade in zip(cells, depth, strict=True)]
@@ -192,13 +191,6 @@ def _draw_compute(axes: Axes, panel: _Panel, device: int, height: float, points:
 
 def _bars(panel: _Panel, spans: Sequence[Span]) -> list[tuple[float, float]]:
     return [(panel.at(s.start), (s.end - s.start) / panel.unit.size) for s in spans]
-
-
-def _action(span: Span) -> Action | None:
-    try:
-        return Action.parse(span.name)
-    except ScheduleError:
-        return None
 
 
 def _draw_memory(axes: Axes, panel: _Panel, top: float) -> None:
@@ -232,7 +224,7 @@ def _head(figure: Figure, title: str, timelines: Sequence[Timeline]) -> None:
     from matplotlib.patches import Patch
 
     spans = [span for timeline in timelines for span in timeline.spans]
-    kinds = {cell.kind for cell in map(_action, spans) if cell}
+    kinds = {cell.kind for span in spans if (cell := span.action)}
     patches = [
         Patch(color=shades[0], label=kind.name.lower().replace("_", " "))
         for kind, shades in SHADES.items()

@@ -19,7 +19,7 @@ import msgspec
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, NO_SLICE, Action, Schedule
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.slices import shape_text
+from pipecompile.ir.slices import title_of
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
@@ -74,7 +74,7 @@ def report_html(
     timelines = {"predicted": predicted} | ({} if measured is None else {"measured": measured})
     names = plan.devices if plan is not None else ()
     data = {
-        "title": " · ".join(filter(None, (title, _counts(schedule)))),
+        "title": " · ".join(filter(None, (title, title_of(schedule)))),
         "seconds": seconds,
         "facts": [*_facts(timelines, plan, seconds=seconds), *setting.figures],
         "palette": {kind.value: shades for kind, shades in SHADES.items()},
@@ -98,10 +98,6 @@ def report_html(
 
 def _read(name: str) -> str:
     return (files("pipecompile.show") / "page" / name).read_text(encoding="utf-8")
-
-
-def _counts(schedule: Schedule) -> str:
-    return f"{schedule.name}, {shape_text(schedule)}"
 
 
 def _facts(timelines: dict[str, Timeline], plan: Plan | None, *, seconds: bool) -> Iterator[tuple[str, str]]:

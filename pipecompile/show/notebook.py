@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from pipecompile.errors import PipecompileError, ScheduleError
-from pipecompile.ir import NO_MICROBATCH, Action, Program, Schedule
+from pipecompile.errors import PipecompileError
+from pipecompile.ir import NO_MICROBATCH, Program, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.slices import shape_text
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
@@ -90,7 +90,7 @@ def timeline_chart(timeline: Timeline) -> str:
 
 
 def _shapes(timeline: Timeline, spans: Sequence[Span], origin: float, scale: float) -> Iterator[str]:
-    stages = [sorted({a.stage for s in timeline.compute(d) if (a := _action(s))}) for d in range(timeline.n_devices)]
+    stages = [sorted({a.stage for s in timeline.compute(d) if (a := s.action)}) for d in range(timeline.n_devices)]
     for device in range(timeline.n_devices):
         top = device * _ROW
         yield f"<text x='0' y='{top + 14}' fill='{INK}'>device {device}</text>"
@@ -101,7 +101,7 @@ def _shapes(timeline: Timeline, spans: Sequence[Span], origin: float, scale: flo
         if span.track != COMPUTE:
             yield f"<rect {attributes} y='{top + _CELL + 2}' height='3' fill='{COPY}'>{title}</rect>"
             continue
-        action = _action(span)
+        action = span.action
         colour, label = FAINT, ""
         if action is not None:
             colour = SHADES[action.kind][min(stages[span.device].index(action.stage), 3)]
@@ -109,13 +109,6 @@ def _shapes(timeline: Timeline, spans: Sequence[Span], origin: float, scale: flo
         yield f"<rect {attributes} y='{top + 2}' height='{_CELL - 2}' fill='{colour}'>{title}</rect>"
         if label and width > 7 * len(label):
             yield f"<text x='{x + width / 2:.1f}' y='{top + 14}' text-anchor='middle' fill='{INK}' pointer-events='none'>{label}</text>"
-
-
-def _action(span: Span) -> Action | None:
-    try:
-        return Action.parse(span.name)
-    except ScheduleError:
-        return None
 
 
 def _table_row(cells: Sequence[str]) -> str:

@@ -6,8 +6,8 @@ from collections import defaultdict
 from statistics import median
 from typing import cast
 
-from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import NO_SLICE, Action, Kind
+from pipecompile.errors import InputError
+from pipecompile.ir import NO_SLICE, Kind
 from pipecompile.ir.input_checks import amount
 from pipecompile.ir.timeline import COMPUTE, Timeline
 from pipecompile.simulation.costs import CostOptions
@@ -34,7 +34,7 @@ def calibrate(measured: Timeline) -> CostOptions:
         raise InputError(f"a {type(measured).__name__} is no Timeline", hint="pipe.measured, after a step")
     seconds = defaultdict[Kind, dict[int, list[float]]](lambda: defaultdict(list))
     for span in measured.spans:
-        if span.track == COMPUTE and (action := _action(span.name)) is not None:
+        if span.track == COMPUTE and (action := span.action) is not None:
             if action.slice != NO_SLICE:
                 raise InputError(
                     f"the timeline has {action}, an action on a slice", why="costs are of whole micro-batches"
@@ -54,10 +54,3 @@ def calibrate(measured: Timeline) -> CostOptions:
         if kind in seconds
     }
     return cast("CostOptions", costs)
-
-
-def _action(name: str) -> Action | None:
-    try:
-        return Action.parse(name)
-    except ScheduleError:
-        return None

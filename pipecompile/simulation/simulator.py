@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Unpack
 
 from pipecompile.errors import InputError
-from pipecompile.ir import HOST, Action, Program, Route, Schedule, place
+from pipecompile.ir import HOST, Program, Route, Schedule, place
 from pipecompile.ir.directions import copies_placed, stages_on
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.in_flight import in_flight
+from pipecompile.ir.in_flight import action_rows, in_flight
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.simulation.costs import CostOptions, Costs, cost_fingerprint, make_costs
 from pipecompile.simulation.critical_path import critical_path
@@ -163,7 +163,7 @@ def make_timeline(subject: Schedule | Program, tasks: TaskGraph, times: Times) -
         tasks.n_devices,
         (*_task_spans(tasks, times), *_message_spans(tasks, times, tracks)),
         memory_curves(tasks, times),
-        in_flight(_actions(subject), copies_placed(subject)),
+        in_flight(action_rows(subject), copies_placed(subject)),
         tuple(_span(step, tasks, times, tracks) for step in critical_path(tasks, times)),
     )
 
@@ -200,9 +200,3 @@ def _span(step: int, tasks: TaskGraph, times: Times, tracks: Mapping[tuple[int, 
         return Span(device, COMPUTE, str(tasks.actions[step]), times.start[step], times.end[step])
     device, track = tracks[tasks.links[~step]]
     return Span(device, track, tasks.label(~step), times.message_start[~step], times.message_end[~step])
-
-
-def _actions(subject: Schedule | Program) -> list[list[Action]]:
-    if isinstance(subject, Schedule):
-        return [list(row) for row in subject.rows]
-    return [[i.action for i in row if i.action is not None] for row in subject.rows]

@@ -20,6 +20,7 @@ __all__ = [
     "FunctionNode",
     "accumulate",
     "gradient_hook_tables",
+    "has_joint_hook",
     "hook_uncounted",
     "hooks_of_tensor",
     "hooks_registered",
@@ -191,3 +192,8 @@ def other_users(tensor: torch.Tensor) -> int:
 def node_name(node: Any) -> str:
     """Return the name of a node of autograd. The node of a `torch.autograd.Function` is its `ctx`, on which users set a `name`. 2.11."""
     return str(type(node).name(node))
+
+
+def has_joint_hook(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a hook of `register_multi_grad_hook`. 2.11."""
+    return any(is_joint_hook(hook) for table in gradient_hook_tables(tensor) for hook in table.values())

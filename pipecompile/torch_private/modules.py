@@ -16,15 +16,15 @@ from torch.nn.utils import parametrize as _parametrize
 
 __all__ = [
     "BUFFER_TABLE",
+    "BatchNorm",
     "CALL_MACHINERY",
     "EXTRA_STATE",
     "GLOBAL_FORWARD_HOOKS",
     "HOOK_ATTRIBUTES",
     "HOOK_TABLES",
-    "STATE_TABLES",
-    "BatchNorm",
     "InstanceNorm",
     "NormBase",
+    "STATE_TABLES",
     "apply_to_tensors",
     "backward_hooks_of",
     "backward_hooks_removed",
@@ -32,9 +32,9 @@ __all__ = [
     "children_of",
     "copy_metadata",
     "forward_hooks_of",
-    "hooks_of_torch_removed",
     "has_any_global_hook",
     "hook_tables_of",
+    "hooks_of_torch_removed",
     "is_compiled",
     "is_hooked",
     "non_persistent_of",
@@ -42,6 +42,7 @@ __all__ = [
     "parametrizations_uncached",
     "sync_check_input_dim",
     "users_hooks",
+    "uses_batch_statistics",
 ]
 
 BatchNorm = _BatchNorm
@@ -187,3 +188,8 @@ def parametrizations_uncached() -> Iterator[None]:
         yield
     finally:
         _parametrize._cache = cache
+
+
+def uses_batch_statistics(norm: BatchNorm) -> bool:
+    """Return whether a BatchNorm normalises by the statistics of the batch, not by running ones."""
+    return norm.training or norm.running_mean is None

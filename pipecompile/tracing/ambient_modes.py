@@ -17,7 +17,7 @@ from pipecompile.torch_private.kernel_settings import (
     settings_beside,
 )
 
-__all__ = ["INFERENCE_MODE", "LAYOUTS", "Ambient", "autocast_kinds", "contained"]
+__all__ = ["Ambient", "INFERENCE_MODE", "LAYOUTS", "autocast_depth", "autocast_kinds", "contained"]
 
 LAYOUTS = "layouts of tensors"
 INFERENCE_MODE = "inference mode"
@@ -44,7 +44,7 @@ class Ambient:
     def now(cls, *, grad: bool | None = None) -> Ambient:
         """Return the state of this thread; `grad` overrides its grad mode."""
         grad = torch.is_grad_enabled() if grad is None else grad
-        return cls(grad, autocast_kinds(), _nesting(), kernel_settings())
+        return cls(grad, autocast_kinds(), autocast_depth(), kernel_settings())
 
     def kernels_beside(self, outside: Ambient) -> KernelSettings:
         """Return the settings of kernels that are set here, and not `outside`."""
@@ -68,25 +68,26 @@ def _autocast_dtype(kind: str) -> str | None:
     return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
 
 
-def _nesting() -> int:
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
-
-
 @contextmanager
 def contained() -> Iterator[None]:
     """Close the regions that the block entered and did not leave: code that raises inside a region leaves the region open."""
-    grad, depth, kernels = torch.is_grad_enabled(), _nesting(), kernel_settings()
+    grad, depth, kernels = torch.is_grad_enabled(), autocast_depth(), kernel_settings()
     kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in {*_kinds(), "cuda"}]
     try:
         yield
     except BaseException:
         torch.set_grad_enabled(grad)
         set_kernel_settings(kernels)
-        while _nesting() > depth:
+        while autocast_depth() > depth:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
         for kind, enabled, dtype in kinds:
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
         raise
+
+
+def autocast_depth() -> int:
+    """Return the number of open autocast regions. Torch has no getter, but both counting calls return the number."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()

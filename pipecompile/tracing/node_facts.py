@@ -20,7 +20,7 @@ from torch import fx
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.recomputed_region import RecomputedRegion
 
-__all__ = ["NodeFacts", "Role", "facts", "has_facts", "has_regions", "note", "set_facts", "value_of"]
+__all__ = ["NodeFacts", "Role", "ambient_of", "facts", "has_facts", "has_regions", "note", "set_facts", "value_of"]
 
 _FACTS = "pipecompile"
 _NOTHING: frozenset[int] = frozenset()
@@ -108,3 +108,10 @@ def value_of(node: fx.Node) -> Any:
     The value is a fake tensor, a structure of fake tensors, a number (symbolic if it depends on the batch size) or a constant.
     """
     return node.meta.get("val")
+
+
+def ambient_of(node: fx.Node) -> Ambient:
+    """Return the modes in which a node was recorded."""
+    ambient = facts(node).ambient
+    assert ambient is not None, f"{node.name} was recorded without its modes"
+    return ambient

@@ -24,6 +24,7 @@ __all__ = [
     "CachedFunction",
     "ReachableCode",
     "closure_tensors",
+    "has_content",
     "is_foreign",
     "reachable",
     "searches_kept",
@@ -207,7 +208,7 @@ def _within(value: Any) -> Iterable[Any]:
 
 def _enclosed(function: FunctionType) -> list[Any]:
     """Return what a function closes over."""
-    return [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
+    return [cell.cell_contents for cell in function.__closure__ or () if has_content(cell)]
 
 
 def closure_tensors(function: Any) -> Iterator[torch.Tensor]:
@@ -227,7 +228,8 @@ def closure_tensors(function: Any) -> Iterator[torch.Tensor]:
             pending += [leaf for leaf in leaves if callable(leaf)]
 
 
-def _is_full(cell: Any) -> bool:
+def has_content(cell: Any) -> bool:
+    """Return whether a cell of a closure has a value other than None."""
     try:
         return cell.cell_contents is not None
     except ValueError:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pipecompile.errors import InputError, VerifyError
-from pipecompile.ir import Action, Program, Route, Schedule
+from pipecompile.ir import Program, Route, Schedule
 from pipecompile.ir.directions import copies_placed
 from pipecompile.ir.gc_pause import without_collection
+from pipecompile.ir.in_flight import action_rows
 from pipecompile.ir.input_checks import amounts
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
@@ -93,7 +94,7 @@ def _limit_faults(
     faults: list[str] = []
     if in_flight is not None:
         limit = amounts("in_flight", in_flight, few.n_devices, "device", finite=False)
-        faults += in_flight_faults(_actions(few), copies_placed(few), limit)
+        faults += in_flight_faults(action_rows(few), copies_placed(few), limit)
     if memory_limit is not None:
         if isinstance(few, Schedule):
             raise InputError(
@@ -122,12 +123,6 @@ def _legal(
     if isinstance(subject, PeriodicSchedule):
         return [*faults, *periodic_schedule_faults(subject, usable)]
     return [*faults, *schedule_faults(subject, usable)]
-
-
-def _actions(subject: Schedule | Program) -> list[list[Action]]:
-    if isinstance(subject, Schedule):
-        return [list(row) for row in subject.rows]
-    return [[i.action for i in row if i.action is not None] for row in subject.rows]
 
 
 def _sizes(

@@ -34,10 +34,6 @@ class ThreadMesh:
     device_type: str = "cpu"
 
     @property
-    def member_index(self) -> int:
-        return self.index
-
-    @property
     def group(self) -> object:
         return self
 

@@ -48,7 +48,7 @@ def test_all_ranks_use_gpus_where_they_have_nccl(
 
 def test_the_ranks_of_a_mesh() -> None:
     ranks = mesh_of("pp")
-    assert (ranks.index, ranks.size, ranks.members, ranks.member_index, ranks.rank) == (0, 1, (0,), 0, 0)
+    assert (ranks.index, ranks.size, ranks.members, ranks.rank) == (0, 1, (0,), 0)
     assert ranks.rank_of(0) == 0
     assert ranks.devices == (torch.device("cpu"),)
     assert ranks.replica_group is ranks.shard_mesh is ranks.tensor_group is None

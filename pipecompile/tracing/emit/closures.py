@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import CellType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from pipecompile.batching.block_masks import with_cells
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
+from pipecompile.tracing.reachable_code import has_content
 
 __all__ = ["ClosedOver", "rebuilt", "tensor_cells"]
 
@@ -30,7 +31,7 @@ def tensor_cells(function: object) -> dict[str, Any]:
     if not isinstance(function, FunctionType):
         return {}
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    contents = {name: cell.cell_contents for name, cell in cells.items() if _is_full(cell)} | _defaults(function)
+    contents = {name: cell.cell_contents for name, cell in cells.items() if has_content(cell)} | _defaults(function)
     return {name: content for name, content in contents.items() if content is not function and _has_tensors(content)}
 
 
@@ -77,13 +78,6 @@ class ClosedOver:
                     where=where,
                     hint=f"give it the present value as a default: def {function.__name__}(..., {changed[0]}={changed[0]})",
                 )
-
-
-def _is_full(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # not assigned yet
-        return False
 
 
 def _has_tensors(content: Any) -> bool:

@@ -24,7 +24,7 @@ from torch import fx
 from pipecompile.torch_private.fx_graphs import codegen_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_writer import Regions
-from pipecompile.tracing.node_facts import Role, facts, value_of
+from pipecompile.tracing.node_facts import Role, ambient_of, facts, value_of
 from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.region_call import RegionCall
 
@@ -88,7 +88,7 @@ class _Code:
             for node in members:
                 for source in node.all_input_nodes:
                     self.fetch(source)
-                self.regions.enter(_ambient(node))
+                self.regions.enter(ambient_of(node))
                 self.fetch(node)
 
     def _add_region(self, region: RecomputedRegion, members: list[fx.Node], depth: int) -> None:
@@ -159,12 +159,6 @@ def _region_at(node: fx.Node, depth: int) -> RecomputedRegion | None:
     region = facts(node).region
     path = region.path if region else ()
     return path[depth] if len(path) > depth else None
-
-
-def _ambient(node: fx.Node) -> Ambient:
-    ambient = facts(node).ambient
-    assert ambient is not None, f"{node.name} was recorded without its modes"
-    return ambient
 
 
 def _function(call: RegionCall) -> Callable[..., Any]:

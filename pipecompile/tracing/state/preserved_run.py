@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.storages import version_of
+from pipecompile.tracing.ambient_modes import autocast_depth
 from pipecompile.tracing.state.effect_nodes import effects_muted
 from pipecompile.tracing.state.function_state import globals_restored
 from pipecompile.tracing.state.muted_output import output_muted
@@ -139,12 +140,12 @@ def _flags(tensor: Tensor) -> Undo:
 
 def _autocast() -> Undo:
     """Return a function that leaves every autocast region entered since, and restores the settings of autocast."""
-    depth = _autocast_depth()
+    depth = autocast_depth()
     settings = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in AUTOCAST_TYPES]
     cached = torch.is_autocast_cache_enabled()
 
     def undo() -> None:
-        while _autocast_depth() > depth:
+        while autocast_depth() > depth:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
         for kind, enabled, dtype in settings:
@@ -153,9 +154,3 @@ def _autocast() -> Undo:
         torch.set_autocast_cache_enabled(cached)
 
     return undo
-
-
-def _autocast_depth() -> int:
-    """Return the number of open autocast regions. Torch has no getter, but both counting calls return the number."""
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
