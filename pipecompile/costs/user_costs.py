@@ -78,7 +78,7 @@ _NUMBERS = ("forward", "backward", "saved_bytes", "output_bytes", "spread", "wei
 
 
 def _with_numbers(node: str, cost: NodeCost) -> NodeCost:
-    """Return the cost with Python's numbers. Raise InputError for what is no number, and for one that cannot be computed with."""
+    """Return the cost with Python's numbers. Raise InputError if a field is not a number, or a number that cannot be computed with."""
     values = {field: getattr(cost, field) for field in _NUMBERS if field != "weight" or cost.weight is not None}
     sizes: dict[str, Any] = {
         field: amount(f"costs[{shown(node)}].{field}", value, largest=LARGEST_OPTION) for field, value in values.items()

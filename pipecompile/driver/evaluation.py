@@ -63,7 +63,7 @@ class RunningTotal:
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return a metric of a batch as one number. Raise InputError for what is none."""
+    """Return a metric of a batch as one number. Raise InputError if it is not one."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.detach().double().reshape(())
     try:

@@ -52,7 +52,7 @@ def parse_cell(text: str) -> OrderCell:
         parts = tuple(parse_cell(part.strip()) for part in overlap[1].split(";"))
         if all(part.actions and not part.parts for part in parts):
             return OrderCell(-1, "OVERLAP_F_B", None, parts)
-        raise ScheduleError(f"{text!r} overlaps what is no computation")
+        raise ScheduleError(f"{text!r} overlaps an action that computes nothing")
     match = _CELL.fullmatch(text)
     if match is None:
         raise ScheduleError(f"{text!r} is no cell of a pipeline", hint=_HINT)

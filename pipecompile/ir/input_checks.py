@@ -166,7 +166,7 @@ def checked_count(count: int, n_items: int, plural: str) -> int:
 
 
 def json_text(value: object) -> str | bytes:
-    """Return a text of JSON without the byte-order mark that some editors put first. Raise InputError for what is no text."""
+    """Return a text of JSON without the byte-order mark that some editors put first. Raise InputError if it is not a text."""
     if not isinstance(value, str | bytes):
         raise InputError(f"a {type(value).__name__} is no text of JSON", hint="Path(path).read_text()")
     return without_mark(value)

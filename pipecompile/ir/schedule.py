@@ -162,7 +162,7 @@ def _parts(cell: Cell) -> Sequence[Action]:
 
 
 def _cells(rows: Iterable[Iterable[Cell]]) -> list[list[Sequence[Action]]]:
-    """Return the actions of each cell. Raise InputError for what is no sequence of rows of cells."""
+    """Return the actions of each cell. Raise InputError if `rows` is not a sequence of rows of cells."""
     try:
         lists = [row if isinstance(row, str) else list(row) for row in rows]
         if any(isinstance(row, str) for row in lists):
@@ -176,7 +176,7 @@ _ROWS = 'Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])'
 
 
 def _cell(cell: Cell, row: int, column: int) -> Sequence[Action]:
-    """Return the actions of a cell. Raise InputError for what is no cell, ScheduleError for a text that is none, both with the place."""
+    """Return the actions of a cell. Raise InputError if it is not a cell, ScheduleError if its text is not one, both with the place."""
     try:
         return _parts(cell)
     except ScheduleError as error:

@@ -48,7 +48,7 @@ class Repeated:
 
 
 def parse_repeated(text: str) -> Repeated | None:
-    """Return the repeated actions of a cell; None for another cell. Raise ScheduleError for what is no action inside."""
+    """Return the repeated actions of a cell; None for another cell. Raise ScheduleError if a part of it is not an action."""
     match = _REPEATED.fullmatch(text)
     if match is None:
         return None

@@ -144,7 +144,7 @@ def _is_named(instruction: Instruction, names: set[str]) -> bool:
 
 
 def type_faults(subject: Program | Schedule | PeriodicProgram) -> Iterator[str]:
-    """Yield what is no data of the IR in a Program or a Schedule that Python code made: no verifier can look at it."""
+    """Yield the parts of a Program or a Schedule that are not data of the IR: Python code can make them, and no verifier can look at them."""
     is_periodic = isinstance(subject, PeriodicProgram)
     slices = ("n_slices",) if isinstance(subject, Schedule | Program) else ()
     for name in ("n_stages", "repetitions", "step") if is_periodic else ("n_stages", "n_microbatches", *slices):

@@ -252,7 +252,7 @@ def _name_of(optimizer: OptimizerChoice) -> str | None:
 
 
 def _checked_schedules(schedules: Sequence[str]) -> tuple[str, ...]:
-    """Return the names. Raise InputError for what is no sequence of names, and for one that is not a training schedule of the catalogue."""
+    """Return the names. Raise InputError if `schedules` is not a sequence of names of training schedules."""
     if not isinstance(schedules, str | Sequence):
         raise InputError(f"schedules={shown(schedules)} is no sequence of names", hint=f"schedules={SCHEDULES}")
     entries = CATALOGUE.items()

@@ -159,7 +159,7 @@ def cluster_of(cluster: Cluster | str) -> Cluster:
 
 
 def _check_amount(name: str, value: object) -> None:
-    """Raise InputError for what is not None or a number above 0; an efficiency is at most 1."""
+    """Raise InputError unless `value` is None or a number above 0; an efficiency is at most 1."""
     if value is None:
         return
     is_number = isinstance(value, Real) and not isinstance(value, bool)

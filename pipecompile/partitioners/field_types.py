@@ -1,4 +1,4 @@
-"""Types of the fields of a problem: what is no number, name, pair, list or flag. `verify.py` reads the values afterwards.
+"""Types of the fields of a problem: numbers, names, pairs, lists and flags. `verify.py` reads the values afterwards.
 
     Problem(nodes, groups=("a", "b"))     group 0 is 'a', expected a tuple of names: groups=(("a", "b"),)
     Problem(nodes, recompute=True)        recompute is True, expected None, "auto", or a flag per stage: recompute=(True, False)

@@ -89,7 +89,7 @@ class Shared:
 
 
 def _plain(value: object) -> int | float:
-    """Return a number of NumPy, or a fraction, as Python's. Raise TypeError for what is no number, as the encoder does."""
+    """Return a number of NumPy, or a fraction, as Python's. Raise TypeError for other values, as the encoder does."""
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):

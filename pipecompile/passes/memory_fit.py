@@ -17,7 +17,7 @@ __all__ = ["check_schedule", "checked_stages", "does_not_fit", "first_over"]
 
 
 def check_schedule(schedule: Schedule, routes: Sequence[Route] | None) -> None:
-    """Raise InputError for what is no schedule, and VerifyError for one that is not legal."""
+    """Raise InputError if `schedule` is not a Schedule, and VerifyError if it is not legal."""
     if not isinstance(schedule, Schedule):
         hint = 'a schedule, such as build_schedule("1f1b", 4, 16)'
         raise InputError(f"a {type(schedule).__name__} is no Schedule", hint=hint)

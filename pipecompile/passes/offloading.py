@@ -39,8 +39,8 @@ def insert_offload(schedule: Schedule, stages: Collection[int] | None = None) ->
     """Return the schedule with OFFLOAD and RELOAD for every cell of these stages, by default of all.
 
     Cells that are recomputed or offloaded already stay as they are, and so do cells with fewer than two actions between forward and
-    backward: no copy would be over in time. Raise InputError for what is no schedule or no collection of stages, ScheduleError for a
-    stage that is not there or for a schedule of slices, and VerifyError if the schedule is not legal.
+    backward: no copy would be over in time. Raise InputError if an argument has another type, ScheduleError if a stage
+    does not exist or the schedule has slices, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, None)
     check_whole(schedule, _OF_SLICES, why=_WHY_WHOLE)
@@ -58,8 +58,8 @@ def offload_to_fit(
     """Return the schedule with OFFLOAD and RELOAD for as few cells as the greedy choice needs to fit into `memory_limit`.
 
     `memory_limit` is in bytes, one number or one per device; it counts what `simulate` counts with these costs: what stages save,
-    and parameters. Raise InfeasibleError if no more cell can move, InputError for what is no schedule and for a cost or a limit that
-    is no number, ScheduleError for a schedule of slices, and VerifyError if the schedule is not legal.
+    and parameters. Raise InfeasibleError if no more cell can move, InputError if `schedule` is not a Schedule or a cost or limit
+    is not a number, ScheduleError if the schedule has slices, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, routes)
     check_whole(schedule, _OF_SLICES, why=_WHY_WHOLE)

@@ -26,7 +26,7 @@ __all__ = ["grouped_by_overlap", "insert_overlap"]
 def insert_overlap(schedule: Schedule, *, routes: Sequence[Route] | None = None) -> Schedule:
     """Return the schedule in which every F overlaps with the B or I directly after it on its device, where both can.
 
-    Raise InputError for what is no schedule, and VerifyError if the schedule is not legal.
+    Raise InputError if `schedule` is not a Schedule, and VerifyError if it is not legal.
     """
     if not isinstance(schedule, Schedule):
         hint = 'a schedule, such as build_schedule("1f1b", 4, 16)'

@@ -48,8 +48,8 @@ def lower_periodic(
     """Return the program of a periodic schedule as prologue, period and epilogue, without lowering all micro-batches.
 
     The keywords are those of `lower`: `receive_ahead` is the number of receives that may be posted before their values are needed.
-    `unroll` of the result is `lower(schedule.unrolled())`. Raise ScheduleError if it has no period, InputError for what is no
-    periodic schedule, VerifyError if schedule, routes or ties are not legal.
+    `unroll` of the result is `lower(schedule.unrolled())`. Raise ScheduleError if it has no period, InputError if `schedule` is not
+    a PeriodicSchedule, VerifyError if schedule, routes or ties are not legal.
     """
     if not isinstance(schedule, PeriodicSchedule):
         raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
@@ -79,7 +79,7 @@ def lower_periodic(
 def unroll(program: PeriodicProgram, repetitions: int | None = None) -> Program:
     """Return the program with slots, as `lower` makes it, with the number of repetitions of this one or another.
 
-    Raise InputError for what is no periodic program.
+    Raise InputError if `program` is not a PeriodicProgram.
     """
     if not isinstance(program, PeriodicProgram):
         raise InputError(f"a {type(program).__name__} is no PeriodicProgram", hint="lower_periodic(schedule)")

@@ -39,8 +39,8 @@ def insert_sharding(schedule: Schedule, stages: Collection[int] | None = None, *
     """Return the schedule with UNSHARD, RESHARD and REDUCE_GRAD for these stages, by default for all, each gathered as briefly as can be.
 
     UNSHARD comes `ahead` blocks before the block that needs it, and a stage stays gathered that the next `ahead` blocks need. Stages with
-    such actions stay as they are. Raise InputError for what is no schedule, no collection of stages or no number of blocks, ScheduleError
-    for a stage that is not there and for several copies of stages, and VerifyError if the schedule is not legal.
+    such actions stay as they are. Raise InputError if an argument has another type, ScheduleError if a stage
+    does not exist or stages have several copies, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, None)
     check_one_direction(schedule, _OF_ONE)
@@ -62,8 +62,8 @@ def shard_to_fit(
 
     Without need a stage is gathered once, and freed after its last action. `memory_limit` is in bytes, one number or one per device; it
     counts what `simulate` counts with these costs: gathered parameters, gradients, what stages save, and `parameter_bytes`, here of the
-    shards. Raise InfeasibleError if nothing more can be freed, InputError for what is no schedule and for a cost or a limit that is no
-    number, ScheduleError for several copies of stages, and VerifyError if the schedule is not legal.
+    shards. Raise InfeasibleError if nothing more can be freed, InputError if `schedule` is not a Schedule or a cost or limit is not a
+    number, ScheduleError if stages have several copies, and VerifyError if the schedule is not legal.
     """
     check_schedule(schedule, routes)
     check_one_direction(schedule, _OF_ONE)

@@ -103,7 +103,7 @@ def _checked(one: UserPass, verify: Verify) -> Pass:
 
 
 def _run(one: UserPass, subject: Any) -> Any:
-    """Run a user's pass. Raise ScheduleError, with its name, if the pass raises or returns what is no result of a pass."""
+    """Run a user's pass. Raise ScheduleError, with its name, if the pass raises, or does not return a result of a pass."""
     where = f"pass {one.title!r}, {one.place}"
     try:
         result = one.run(subject)

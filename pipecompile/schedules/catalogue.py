@@ -261,7 +261,7 @@ def _check_counts(**counts: object) -> None:
 
 
 def _check_slices(schedule: str | Builder, entry: CatalogueEntry, n_slices: int | None) -> None:
-    """Raise ScheduleError for what is no number of slices, and for several slices of a schedule that has whole micro-batches."""
+    """Raise ScheduleError if `n_slices` is not a count, or if a schedule of whole micro-batches is to have several slices."""
     if n_slices is None:
         return
     _check_counts(n_slices=n_slices)

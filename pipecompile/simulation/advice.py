@@ -99,7 +99,7 @@ def advise(
 
 
 def _check_share(faster: float) -> None:
-    """Raise InputError for what is no share of a time."""
+    """Raise InputError if `faster` is not a share of a time."""
     if not (isinstance(faster, Real) and 0 < faster <= 1):
         raise InputError(
             f"faster={shown(faster)} is not a share of a time",

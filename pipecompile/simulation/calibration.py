@@ -27,8 +27,8 @@ def calibrate(measured: Timeline) -> CostOptions:
     """Return the costs of `simulate` as a step measured them: `simulate(pipe.program, **calibrate(pipe.measured))`.
 
     Per stage, the median seconds of its F, R, B, I and W over the micro-batches. A kind that no stage ran is left out; a stage that did
-    not run a kind has 0 seconds for it. Transfers, launches and bytes are not in a measured step. Raise InputError for what is no
-    timeline of actions, and for one in which stages have no forward, such as that of one rank.
+    not run a kind has 0 seconds for it. Transfers, launches and bytes are not in a measured step. Raise InputError if it is not
+    a timeline of actions, or if stages have no forward in it, as in that of one rank.
     """
     if not isinstance(measured, Timeline):
         raise InputError(f"a {type(measured).__name__} is no Timeline", hint="pipe.measured, after a step")

@@ -18,8 +18,8 @@ Amounts = float | Sequence[float]
 
 
 def checked_overlap(overlap: PerPair | None, n_stages: int) -> PerPair | None:
-    """Return the seconds of pairs of actions that overlap; None if none are given. Raise InputError for what is no pair of stages
-    or no number.
+    """Return the seconds of pairs of actions that overlap; None if none are given. Raise InputError if a key is not a pair
+    of stages or a value is not a number.
     """
     if overlap is None:
         return None

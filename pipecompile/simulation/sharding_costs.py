@@ -35,7 +35,7 @@ class ShardingCosts:
 
 
 def make_sharding_costs(n_stages: int, options: Mapping[str, Any]) -> ShardingCosts | None:
-    """Return the checked costs of `ShardingOptions`; None if all are 0. Raise InputError for what is no number per stage."""
+    """Return the checked costs of `ShardingOptions`; None if all are 0. Raise InputError if one is not a number per stage."""
 
     def stages(name: str) -> tuple[float, ...]:
         return amounts(name, options.get(name, 0.0), n_stages, "stage")

@@ -69,7 +69,7 @@ def simulate_periodic(
 ) -> SteadyState:
     """Return the predicted run of a periodic schedule under the costs of `simulate`: the same times, without simulating them all.
 
-    Raise InputError for what is no periodic schedule and for wrong costs, VerifyError if it is not legal.
+    Raise InputError if `schedule` is not a PeriodicSchedule or a cost is wrong, VerifyError if the schedule is not legal.
     """
     if not isinstance(schedule, PeriodicSchedule):
         raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')

@@ -43,6 +43,12 @@ def test_no_docstring_speaks_of_nobody() -> None:
     assert not lines, "\n".join(lines)
 
 
+def test_no_docstring_says_what_something_is_not() -> None:
+    riddle = re.compile(r"\bwhat is no\b")
+    lines = [f"{place}: {match[0]}" for place, text in documented() if (match := riddle.search(text))]
+    assert not lines, "\n".join(lines)
+
+
 NUMBER = re.compile(r"\b(int|float)\b")
 
 

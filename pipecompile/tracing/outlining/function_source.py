@@ -23,7 +23,7 @@ class FunctionSource:
 
 
 def source_of(code: CodeType) -> FunctionSource | None:
-    """Return the source of a function; None for code without a file, and for what is no `def`: lambdas, generators, coroutines."""
+    """Return the source of a function; None for code without a file, and for lambdas, generators and coroutines."""
     text = "".join(linecache.getlines(code.co_filename))
     found = _definitions(text).get((code.co_name, code.co_firstlineno)) if text else None
     if found is None or any(isinstance(one, _UNSUITABLE) for one in ast.walk(found.node)):
