@@ -11,7 +11,7 @@ from torch import nn
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import NormBase, backward_hooks_of, children_of, forward_hooks_of
 
-__all__ = ["cheap_forward", "is_leaf"]
+__all__ = ["cheap_forward", "has_own_python", "is_leaf"]
 
 _WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Leaves although they have children, or parameters of their own."""
@@ -28,6 +28,11 @@ def is_leaf(module: nn.Module) -> bool:
     if not type(module).__module__.startswith("torch.nn."):
         return False
     return isinstance(module, _WHOLE) or not children_of(module)
+
+
+def has_own_python(module: nn.Module) -> bool:
+    """Return whether a module, or one inside it, is of a class that is not torch's: its forward is Python of the user's."""
+    return any(not type(one).__module__.startswith("torch.") for one in module.modules())
 
 
 def cheap_forward(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.tracing.node_facts import facts
+from pipecompile.tracing.opaque.hooked_layers import HOOKED
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
@@ -86,6 +87,9 @@ def _opaque(graph: TracedGraph) -> tuple[WholeModule, ...]:
     wholes = []
     for reason in graph.facts.kept:
         fault = reason.fault
+        if fault.what == HOOKED:
+            wholes.append(WholeModule(reason.piece.text, "hooked", HOOKED))
+            continue
         why = f"{fault.code} {fault.what.removeprefix('cannot trace: ')}"
         place = (fault.file, fault.line, fault.function, fault.source)
         wholes.append(WholeModule(reason.piece.text, "opaque", why, fault.code, *place))
@@ -98,11 +102,7 @@ def _layers(called: dict[str, nn.Module]) -> tuple[WholeModule, ...]:
         if isinstance(module, OpaqueModule):
             continue
         if any(backward_hooks_of(module)):
-            wholes.append(
-                WholeModule(
-                    name, "hooked", "its backward hooks belong to the autograd graph between its inputs and its outputs"
-                )
-            )
+            wholes.append(WholeModule(name, "hooked", HOOKED))
         elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
             wholes.append(WholeModule(name, "layer", f"a {type(module).__name__} is one call of torch"))
     return tuple(wholes)

@@ -118,8 +118,9 @@ def _drops_between_layers(called: Any, args: Sequence[Any]) -> bool:
     """Return whether a recurrent module or function draws the dropout between its layers. The decompositions of torch, which fake
     tensors run, leave it out (2.14), so that no operator shows it.
     """
-    if isinstance(called, nn.RNNBase):
-        return called.training and called.dropout > 0 and called.num_layers > 1
+    if isinstance(called, nn.Module):
+        layers = (one for one in called.modules() if isinstance(one, nn.RNNBase))
+        return any(one.training and one.dropout > 0 and one.num_layers > 1 for one in layers)
     if getattr(called, "__name__", "") not in _RECURRENT:
         return False
     numbers = [value for value in args if isinstance(value, (bool, int, float))]  # biases, layers, dropout, train, ...

@@ -16,8 +16,9 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.model_pieces import Piece, UnpredictableResult, candidates, same_class_pieces
 from pipecompile.tracing.opaque.result_spec import ResultSpec, are_comparable, infer_result_specs
+from pipecompile.tracing.opaque.trial_calls import TrialCall
 from pipecompile.tracing.opaque.trial_inputs import DataChange, vary_input
-from pipecompile.tracing.opaque.trial_runs import TrialCall, run_trial
+from pipecompile.tracing.opaque.trial_runs import run_trial
 from pipecompile.tracing.outlining.outlined_calls import UnsuitableBlock
 from pipecompile.tracing.state.second_call import CarriedStateError
 from pipecompile.tracing.state.snapshot import tensors_of

@@ -12,7 +12,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.opaque.opaque_module import ExpectedLeaf, ExpectedResult
 from pipecompile.tracing.opaque.result_spec import UNKNOWN, LeafSpec, ResultSpec
-from pipecompile.tracing.opaque.trial_runs import TrialTensor
+from pipecompile.tracing.opaque.trial_calls import TrialTensor
 
 __all__ = ["fake_result"]
 

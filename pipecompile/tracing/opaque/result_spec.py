@@ -20,7 +20,7 @@ import torch
 
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.model_pieces import Piece, UnpredictableResult
-from pipecompile.tracing.opaque.trial_runs import TrialCall, TrialTensor
+from pipecompile.tracing.opaque.trial_calls import TrialCall, TrialTensor
 from pipecompile.tracing.opaque.unread_parts import UnreadPart, common_structure, leaves_in
 
 __all__ = ["UNKNOWN", "LeafSpec", "ResultSpec", "Size", "are_comparable", "infer_result_specs"]

@@ -21,6 +21,7 @@ from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import fake_tensor_log_disabled
 from pipecompile.tracing.fakes.data_sizes import DataSizeCompared
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
+from pipecompile.tracing.opaque.hooked_layers import hooked_layers
 
 __all__ = ["record_with_retries"]
 
@@ -33,10 +34,11 @@ _ATTEMPTS = 64
 def record_with_retries(
     model: nn.Module, inputs: FlatInputs, attempt: Callable[[OpaquePieces], T], kept: Sequence[OpaqueReason] = ()
 ) -> T:
-    """Return what `attempt` records, with few opaque pieces beside those of `kept`. Raise TraceError if nothing helps."""
-    if kept:
-        with suppress(Exception):  # a piece is gone, or returns another kind of result now
-            return _with_retries(OpaquePieces(model, inputs).begin_with(kept), attempt)
+    """Return what `attempt` records, with few opaque pieces beside those of `kept` and hooked layers. Raise TraceError if nothing helps."""
+    hooked = hooked_layers(model)
+    for pieces in filter(None, dict.fromkeys(((*kept, *hooked), hooked))):
+        with suppress(Exception):  # a piece is gone, returns another kind of result now, or cannot run
+            return _with_retries(OpaquePieces(model, inputs).begin_with(pieces), attempt)
     return _with_retries(OpaquePieces(model, inputs), attempt)
 
 

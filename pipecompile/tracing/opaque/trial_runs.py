@@ -7,8 +7,8 @@ of random number generators are restored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -26,9 +26,10 @@ from pipecompile.tracing.interception.randomness import draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
 from pipecompile.tracing.opaque.gradient_reads import GradientReads
-from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, AttributeWatch, LeftAttributes, OutsideNames
+from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, AttributeWatch, OutsideNames
 from pipecompile.tracing.opaque.named_tensors import named_by
 from pipecompile.tracing.opaque.saved_bytes import SavedBytes, memory_key
+from pipecompile.tracing.opaque.trial_calls import KernelWork, TrialCall, TrialTensor
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.reachable_code import closure_tensors, reachable
 from pipecompile.tracing.state.function_state import globals_restored
@@ -37,64 +38,7 @@ from pipecompile.tracing.state.random_states import RandomStates, generators_amo
 from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 
-__all__ = ["KernelWork", "TrialCall", "TrialTensor", "run_trial"]
-
-KernelWork = tuple[float, float, torch.dtype]
-"""One kernel: FLOPs, bytes moved, dtype."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrialTensor:
-    """A tensor that a call returned. `offset` counts elements.
-
-    `source` is the tensor whose memory it shares: the position of an argument leaf, a tensor of the model, or None.
-    `is_source`: it is this very tensor and no view.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    requires_grad: bool
-    source: int | torch.Tensor | None = None
-    is_source: bool = False
-
-
-@dataclass(slots=True)
-class TrialCall:
-    """One call of a piece.
-
-    structure, leaves       the result: TrialTensors and plain values
-    written                 positions of the argument leaves that the call wrote in place
-    used                    tensors of the model that the call read or may write, and that are not the piece's own; those of modules
-                            that a block names
-    trained                 parameters of the model that the call wrote in place
-    reads_foreign_tensors   it read tensors that an earlier call made and that are not among its arguments
-    work, saved_bytes       its kernels, and the bytes that autograd saved for the backward, without the model's tensors
-    draws_random            it drew random numbers
-    changes_containers      it changed a list, a dict or an object among its arguments
-    block                   the call of a block
-    left                    attributes that the call leaves, which the result has too
-    """
-
-    structure: pytree.TreeSpec
-    leaves: list[Any]
-    written: tuple[int, ...] = ()
-    used: tuple[torch.Tensor, ...] = ()
-    trained: tuple[torch.Tensor, ...] = ()
-    reads_foreign_tensors: bool = False
-    work: list[KernelWork] = field(default_factory=list)
-    saved_bytes: int = 0
-    draws_random: bool = False
-    changes_containers: bool = False
-    block: BlockCall | None = None
-    left: LeftAttributes = NOTHING_LEFT
-
-    @property
-    def state(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of the model that the call may write: of parameters, those that it wrote."""
-        state = [tensor for tensor in self.used if not isinstance(tensor, nn.Parameter)]
-        return (*state, *self.trained)
+__all__ = ["run_trial"]
 
 
 def run_trial(
@@ -104,8 +48,25 @@ def run_trial(
 
     `reseed`: draw other random numbers than trial runs with another `reseed`.
     """
+    pieces = tuple(pieces)
+    try:
+        return _run(model, args, kwargs, pieces, reseed, has_hooks=True)
+    except RuntimeError as error:
+        if _REFUSAL not in str(error):
+            raise
+    return _run(model, args, kwargs, pieces, reseed, has_hooks=False)
+
+
+_REFUSAL = "support saved tensor hooks"
+"""Part of the error of `torch.func.grad` and others under hooks on what autograd saves."""
+
+
+def _run(
+    model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], reseed: int, *, has_hooks: bool
+) -> dict[Piece, list[TrialCall]]:
+    """Run the model once. Without hooks on what autograd saves, all memory that a call allocates counts as saved."""
     calls: dict[Piece, list[tuple[TrialCall, list[Any]]]] = {piece: [] for piece in pieces}
-    kernels = _KernelMode(model)
+    kernels = _KernelMode(model, has_hooks=has_hooks)
     with ExitStack() as stack:
         for context in _contexts(model, calls, kernels):
             stack.enter_context(context)
@@ -172,9 +133,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 class _KernelMode(ObservingMode):  # type: ignore[no-untyped-call]
     """Note for all memory allocated in the run which piece allocated it, and pass kernels on to the current observer."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, has_hooks: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.has_hooks = model, has_hooks
         self.makers: dict[int, Piece | None] = {}
         self.memory: list[StorageWeakRef] = []
         self.observer: _CallObserver | None = None
@@ -186,7 +147,7 @@ class _KernelMode(ObservingMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         known = {memory_key(tensor) for tensor in read}
         if self.observer is not None:
-            self.observer.note_kernel(func, args, kwargs, read, result)
+            self.observer.note_kernel(func, args, kwargs, read, result, counts_saved=not self.has_hooks)
         for tensor in _tensors(result):
             if memory_key(tensor) not in known and tensor.layout is torch.strided:
                 self.makers[memory_key(tensor)] = self.observer.piece if self.observer else None
@@ -198,10 +159,13 @@ class _KernelMode(ObservingMode):  # type: ignore[no-untyped-call]
         """Observe one call of `piece` inside the block."""
         self.observer = observer = _CallObserver(self, piece, arguments)
         try:
-            with saved_tensors_hooks(observer.saved.note, lambda packed: packed):
+            with self._hooks(observer.saved):
                 yield observer
         finally:
             self.observer = None
+
+    def _hooks(self, saved: SavedBytes) -> AbstractContextManager[None]:
+        return saved_tensors_hooks(saved.note, lambda packed: packed) if self.has_hooks else nullcontext()
 
 
 class _CallObserver:
@@ -223,7 +187,9 @@ class _CallObserver:
         self.draws_random = False
         self.states = RandomStates(kernels.sources)
 
-    def note_kernel(self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], result: Any) -> None:
+    def note_kernel(
+        self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], result: Any, *, counts_saved: bool
+    ) -> None:
         """Note what a kernel reads from outside the call, what it allocates, and its FLOPs and bytes."""
         keys = {memory_key(tensor) for tensor in read}
         self.draws_random = self.draws_random or draws_random(func, args, kwargs)
@@ -232,6 +198,8 @@ class _CallObserver:
                 self.outside[memory_key(tensor)] = tensor
         allocated = [tensor for tensor in _tensors(result) if memory_key(tensor) not in keys]
         self.known |= {memory_key(tensor) for tensor in allocated}
+        for tensor in allocated if counts_saved else ():
+            self.saved.note(tensor)
         if allocated or schema_of(func).is_mutable:
             count_flops = flop_registry.get(getattr(func, "overloadpacket", func))
             moved_bytes = sum(map(footprint, (*read, *allocated)))

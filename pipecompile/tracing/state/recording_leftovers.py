@@ -17,10 +17,11 @@ from typing import Any
 
 from torch import nn
 
-from pipecompile.errors import RecordingWarning
+from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES
+from pipecompile.tracing.leaf_modules import has_own_python
 from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, change_keys, hooks_of, without_keys
-from pipecompile.tracing.user_source import warn
+from pipecompile.tracing.user_source import caller, warn
 
 __all__ = ["ModuleSnapshots", "RecordingLeftovers"]
 
@@ -63,11 +64,17 @@ class RecordingLeftovers:
 
     @contextmanager
     def leaf_call(self, module: nn.Module) -> Iterator[None]:
-        """Leave out what a leaf module and its hooks change inside the block: the node runs them, so it changes the same."""
+        """Leave out what a leaf module and its hooks change inside the block: the node runs them, so it changes the same.
+
+        Raise TraceError if a layer of the user's with backward hooks, which could not be kept whole, changes something.
+        """
         watch = StateWatch(module, *hooks) if (hooks := hooks_of(module)) else None
         yield
-        if watch:
-            self._leaf_keys |= change_keys(watch.changes())
+        changes = watch.changes() if watch else []
+        if changes and has_own_python(module):
+            why = f"{type(module).__name__} has backward hooks, and its forward changes {changes[0].name}"
+            raise TraceError(code="PC106", where=caller(), why=why)
+        self._leaf_keys |= change_keys(changes)
 
     def note_left(self, module: nn.Module, name: str, turns: RLock) -> None:
         """Note the value that a piece kept whole has left in an attribute. Its calls hold `turns`."""

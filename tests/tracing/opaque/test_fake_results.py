@@ -13,7 +13,7 @@ from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.opaque.fake_results import fake_result
 from pipecompile.tracing.opaque.opaque_module import ExpectedResult
 from pipecompile.tracing.opaque.result_spec import UNKNOWN, LeafSpec, ResultSpec, Size
-from pipecompile.tracing.opaque.trial_runs import TrialCall, TrialTensor
+from pipecompile.tracing.opaque.trial_calls import TrialCall, TrialTensor
 
 STRUCTURE = pytree.tree_structure([0])
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from pipecompile.tracing.model_pieces import Piece
-from pipecompile.tracing.opaque.trial_runs import TrialTensor, run_trial
+from pipecompile.tracing.opaque.trial_calls import TrialTensor
+from pipecompile.tracing.opaque.trial_runs import run_trial
 
 
 class Part(nn.Module):

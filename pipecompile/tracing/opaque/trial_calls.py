@@ -1,0 +1,72 @@
+"""Notes on a call of a piece in a trial run: what it returned, read, wrote and cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipecompile.torch_private import pytree
+from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, LeftAttributes
+from pipecompile.tracing.outlining.outlined_calls import BlockCall
+
+__all__ = ["KernelWork", "TrialCall", "TrialTensor"]
+
+KernelWork = tuple[float, float, torch.dtype]
+"""One kernel: FLOPs, bytes moved, dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTensor:
+    """A tensor that a call returned. `offset` counts elements.
+
+    `source` is the tensor whose memory it shares: the position of an argument leaf, a tensor of the model, or None.
+    `is_source`: it is this very tensor and no view.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    requires_grad: bool
+    source: int | torch.Tensor | None = None
+    is_source: bool = False
+
+
+@dataclass(slots=True)
+class TrialCall:
+    """One call of a piece.
+
+    structure, leaves       the result: TrialTensors and plain values
+    written                 positions of the argument leaves that the call wrote in place
+    used                    tensors of the model that the call read or may write, and that are not the piece's own; those of modules
+                            that a block names
+    trained                 parameters of the model that the call wrote in place
+    reads_foreign_tensors   it read tensors that an earlier call made and that are not among its arguments
+    work, saved_bytes       its kernels, and the bytes that autograd saved for the backward, without the model's tensors
+    draws_random            it drew random numbers
+    changes_containers      it changed a list, a dict or an object among its arguments
+    block                   the call of a block
+    left                    attributes that the call leaves, which the result has too
+    """
+
+    structure: pytree.TreeSpec
+    leaves: list[Any]
+    written: tuple[int, ...] = ()
+    used: tuple[torch.Tensor, ...] = ()
+    trained: tuple[torch.Tensor, ...] = ()
+    reads_foreign_tensors: bool = False
+    work: list[KernelWork] = field(default_factory=list)
+    saved_bytes: int = 0
+    draws_random: bool = False
+    changes_containers: bool = False
+    block: BlockCall | None = None
+    left: LeftAttributes = NOTHING_LEFT
+
+    @property
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of the model that the call may write: of parameters, those that it wrote."""
+        state = [tensor for tensor in self.used if not isinstance(tensor, nn.Parameter)]
+        return (*state, *self.trained)
