@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
 from pipecompile.distributed import rank_executable as runner
-from pipecompile.distributed.data_parallel import GradientReduction
+from pipecompile.distributed.data_parallel.replicas import GradientReduction
 
 CASES = [(2, "gpipe", 512, 32), (2, "gpipe", 2048, 64), (4, "interleaved", 1024, 256), (4, "interleaved", 2048, 64)]
 """Ranks, schedule, width of the layers, and samples of each copy."""

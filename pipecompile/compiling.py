@@ -18,8 +18,8 @@ from pipecompile.batching.call_inputs import flatten
 from pipecompile.batching.model_checks import validate_model
 from pipecompile.batching.packed_split import Splits
 from pipecompile.costs.user_costs import UserCosts
-from pipecompile.distributed.continuing_pipeline import ContinuingPipeline
-from pipecompile.distributed.lost_copies import check_lost_copies
+from pipecompile.distributed.data_parallel.continuing_pipeline import ContinuingPipeline
+from pipecompile.distributed.data_parallel.lost_copies import check_lost_copies
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.errors import InputError

@@ -25,8 +25,8 @@ NO_CAUSE = 1
 
 def dumps_report(dumps: Sequence[Path], program: Path, ranks: str | None) -> CommandReport:
     """Report where ranks hang. Raise InputError, ScheduleError or VerifyError for files that cannot be used."""
-    from pipecompile.distributed.flight_dump import read_flight_dumps
-    from pipecompile.distributed.hang_report import hang_report
+    from pipecompile.distributed.hangs.flight_dump import read_flight_dumps
+    from pipecompile.distributed.hangs.hang_report import hang_report
 
     legal = _program(program)
     report = hang_report(legal, read_flight_dumps(dumps), _numbers(ranks))

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.awake_clock import awake
-from pipecompile.distributed.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.failure_report import FailureReport, RankLost
-from pipecompile.distributed.handler_errors import is_from_handler
-from pipecompile.distributed.own_groups import own_group
+from pipecompile.distributed.failures.awake_clock import awake
+from pipecompile.distributed.failures.board_watch import PATIENCE, POLL, await_report
+from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
+from pipecompile.distributed.failures.signal_handler_errors import is_from_handler
+from pipecompile.distributed.messages.own_groups import own_group
 from pipecompile.torch_private.process_groups import device_types
 
 __all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective"]

@@ -25,21 +25,21 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pipecompile.distributed.absences import Absences
-from pipecompile.distributed.awake_clock import awake
-from pipecompile.distributed.board_watch import POLL, PendingWait, watch
-from pipecompile.distributed.compile_settings import check_settings
-from pipecompile.distributed.failure_guard import FailureGuard
-from pipecompile.distributed.failure_report import FailureReport, RankLost
-from pipecompile.distributed.handler_errors import is_from_handler
-from pipecompile.distributed.left_groups import require_present
-from pipecompile.distributed.mailboxes import Channel, Inbox, Outbox
-from pipecompile.distributed.own_groups import GroupUse
-from pipecompile.distributed.posted_wait import PostedWait
-from pipecompile.distributed.process_end import report_uncaught, require_process
+from pipecompile.distributed.agreement.compile_settings import check_settings
+from pipecompile.distributed.data_parallel.left_groups import require_present
+from pipecompile.distributed.failures.absences import Absences
+from pipecompile.distributed.failures.awake_clock import awake
+from pipecompile.distributed.failures.board_watch import POLL, PendingWait, watch
+from pipecompile.distributed.failures.failure_guard import FailureGuard
+from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
+from pipecompile.distributed.failures.posted_wait import PostedWait
+from pipecompile.distributed.failures.process_end import report_uncaught, require_process
+from pipecompile.distributed.failures.save_reports import SaveReports
+from pipecompile.distributed.failures.signal_handler_errors import is_from_handler
+from pipecompile.distributed.failures.status_board import StatusBoard
+from pipecompile.distributed.messages.mailboxes import Channel, Inbox, Outbox
+from pipecompile.distributed.messages.own_groups import GroupUse
 from pipecompile.distributed.rank_mesh import RankMesh
-from pipecompile.distributed.save_reports import SaveReports
-from pipecompile.distributed.status_board import StatusBoard
 from pipecompile.parameters.save_attendance import explain_by
 
 __all__ = ["Communicator"]

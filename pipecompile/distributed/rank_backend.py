@@ -12,26 +12,26 @@ import torch.distributed as dist
 from torch import nn
 
 from pipecompile.batching.microbatches import Weights
-from pipecompile.distributed.batchnorm_sync import (
+from pipecompile.distributed.agreement.first_values import warn_of_other_values
+from pipecompile.distributed.agreement.graph_identity import graph_identity, graph_parts
+from pipecompile.distributed.agreement.lockstep import Lockstep
+from pipecompile.distributed.agreement.model_changes import agree_on_error, agree_on_recording
+from pipecompile.distributed.agreement.stale_values import OldValues
+from pipecompile.distributed.agreement.step_agreement import shared_from
+from pipecompile.distributed.collectives import CollectiveGroup
+from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.data_parallel.batchnorm_sync import (
     ReplicatedNorms,
     check_sync_groups,
     sync_batchnorm_layers,
     without_sync,
 )
-from pipecompile.distributed.collectives import CollectiveGroup
-from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.data_parallel import Replicas, broadcast_from_first
-from pipecompile.distributed.direct_values import DirectValues
-from pipecompile.distributed.first_values import warn_of_other_values
-from pipecompile.distributed.graph_identity import graph_identity, graph_parts
-from pipecompile.distributed.lockstep import Lockstep
-from pipecompile.distributed.model_changes import agree_on_error, agree_on_recording
-from pipecompile.distributed.old_values import OldValues
+from pipecompile.distributed.data_parallel.replicas import Replicas, broadcast_from_first
+from pipecompile.distributed.data_parallel.sharded_parameters import ShardedParameters
+from pipecompile.distributed.messages.direct_values import DirectValues
+from pipecompile.distributed.messages.value_transport import GlooValues, ValueTransport
 from pipecompile.distributed.rank_executable import RankExecutable
-from pipecompile.distributed.sharded_parameters import ShardedParameters
-from pipecompile.distributed.step_agreement import shared_from
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
-from pipecompile.distributed.value_transport import GlooValues, ValueTransport
 from pipecompile.driver.loss_shares import COUNTED
 from pipecompile.errors import PipecompileError
 from pipecompile.graph.cross_sample import check_sync_batchnorm

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.distributed.sharded_row import ShardedRow
-from pipecompile.distributed.value_transport import ValueTransport
+from pipecompile.distributed.data_parallel.sharded_row import ShardedRow
+from pipecompile.distributed.messages.value_transport import ValueTransport
 from pipecompile.graph.merge_laws import has_unknown_size
 from pipecompile.ir import AUX, HOST, LOSS, SHARDING, Action, Instruction, Kind, Op, Program, Value
 from pipecompile.runtime.cells.stage_cells import Cell

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from pipecompile.distributed.agreement.stale_values import OldValues
 from pipecompile.distributed.collectives import COLLECTIVE_PART
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.data_parallel import Replicas
-from pipecompile.distributed.failure_report import FailureReport, RankLost
-from pipecompile.distributed.gradient_ready import completed
-from pipecompile.distributed.old_values import OldValues
-from pipecompile.distributed.rank_code import RankCodeBuilder, fixed_names
-from pipecompile.distributed.row_messages import (
+from pipecompile.distributed.data_parallel.gradient_ready import completed
+from pipecompile.distributed.data_parallel.replicas import Replicas
+from pipecompile.distributed.data_parallel.sharded_row import ShardedRow
+from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
+from pipecompile.distributed.messages.row_messages import (
     Departure,
     departures,
     directed_pairs,
@@ -28,9 +28,9 @@ from pipecompile.distributed.row_messages import (
     sending_action,
     summary,
 )
-from pipecompile.distributed.sharded_row import ShardedRow
+from pipecompile.distributed.messages.value_transport import StepState, ValueTransport
+from pipecompile.distributed.rank_code import RankCodeBuilder, fixed_names
 from pipecompile.distributed.tied_copies import TiedCopies
-from pipecompile.distributed.value_transport import StepState, ValueTransport
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import LOSS, SHARDING, UNTRAINED, Kind
 from pipecompile.ir.directions import check_one_direction

@@ -13,21 +13,21 @@ import torch
 from torch import nn
 
 from pipecompile.batching.microbatch_list import Microbatch, is_list_asked
-from pipecompile.distributed.call_batch import CallBatch
-from pipecompile.distributed.collective_call import CollectiveCall
+from pipecompile.distributed.agreement.call_batch import CallBatch
+from pipecompile.distributed.agreement.collective_call import CollectiveCall
+from pipecompile.distributed.agreement.compile_settings import settings_text
+from pipecompile.distributed.agreement.constant_buffers import ConstantBuffers
+from pipecompile.distributed.agreement.extra_state import device_of_module, extra_state_keys
+from pipecompile.distributed.agreement.lockstep import Lockstep
+from pipecompile.distributed.agreement.new_parameters import home_new_parameters
+from pipecompile.distributed.agreement.weight_updates import WeightUpdates
+from pipecompile.distributed.agreement.whole_model_calls import parts_of_model
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.compile_settings import settings_text
-from pipecompile.distributed.constant_buffers import ConstantBuffers
-from pipecompile.distributed.data_parallel import Replicas
-from pipecompile.distributed.extra_state import device_of_module, extra_state_keys
-from pipecompile.distributed.lockstep import Lockstep
-from pipecompile.distributed.new_parameters import home_new_parameters
-from pipecompile.distributed.pipeline_copies import PipelineCopies
+from pipecompile.distributed.data_parallel.pipeline_copies import PipelineCopies
+from pipecompile.distributed.data_parallel.replicas import Replicas
 from pipecompile.distributed.rank_backend import RankBackend, owner_of
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_state import RankState
-from pipecompile.distributed.weight_updates import WeightUpdates
-from pipecompile.distributed.whole_model_calls import parts_of_model
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.model_methods import overrides
 from pipecompile.errors import InputError

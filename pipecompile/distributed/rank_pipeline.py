@@ -14,18 +14,18 @@ from torch.distributed.pipelining import PipelineStage
 from pipecompile.batching.empty_batch import has_no_samples
 from pipecompile.batching.microbatch_list import is_list_asked
 from pipecompile.batching.microbatches import MiniBatch, split_sizes
-from pipecompile.distributed.batchnorm_sync import synchronised_line
-from pipecompile.distributed.clock_sync import gathered_spans
+from pipecompile.distributed.agreement.compile_settings import check_runs_on_ranks, reschedule_text
+from pipecompile.distributed.agreement.copy_calls import equal_rows_of_copies
 from pipecompile.distributed.collectives import CollectiveGroup
-from pipecompile.distributed.compile_settings import check_runs_on_ranks, reschedule_text
-from pipecompile.distributed.copies import sum_of_totals, summed
-from pipecompile.distributed.copy_calls import equal_rows_of_copies
-from pipecompile.distributed.data_parallel import check_unwrapped
-from pipecompile.distributed.gradient_norm import scale_to_norm, spread_infinities, total_norm
+from pipecompile.distributed.data_parallel.batchnorm_sync import synchronised_line
+from pipecompile.distributed.data_parallel.gradient_norm import scale_to_norm, spread_infinities, total_norm
+from pipecompile.distributed.data_parallel.replicas import check_unwrapped
+from pipecompile.distributed.data_parallel.sums_over_copies import sum_of_totals, summed
+from pipecompile.distributed.messages.clock_sync import gathered_spans
+from pipecompile.distributed.messages.row_messages import LeavesRead
 from pipecompile.distributed.protocol import TIMELINES
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_module import RankModule
-from pipecompile.distributed.row_messages import LeavesRead
 from pipecompile.distributed.torch_pipelining import torch_stages
 from pipecompile.driver.call_lock import exclusive
 from pipecompile.driver.compile_cache import CompileCache

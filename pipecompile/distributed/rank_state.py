@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.distributed.agreement.extra_state import extra_state_keys
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.extra_state import extra_state_keys
 from pipecompile.torch_private.dtensors import whole_of
 from pipecompile.torch_private.modules import copy_metadata
 

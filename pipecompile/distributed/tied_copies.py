@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from pipecompile.distributed.value_transport import ValueTransport
+from pipecompile.distributed.messages.value_transport import ValueTransport
 from pipecompile.graph.stages import Stage
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors

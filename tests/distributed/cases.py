@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
-from pipecompile.distributed.clock_sync import read_clocks
+from pipecompile.distributed.messages.clock_sync import read_clocks
 from pipecompile.driver.backend import ProcessBackend
 from pipecompile.errors import PlanError
 from pipecompile.graph import backward_split as divided

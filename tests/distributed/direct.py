@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.distributed import direct_values, rank_backend, rank_executable
-from pipecompile.distributed.direct_values import DirectValues
+from pipecompile.distributed import rank_backend, rank_executable
+from pipecompile.distributed.messages import direct_values
+from pipecompile.distributed.messages.direct_values import DirectValues
 from pipecompile.ir import HOST
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.interpreter import Code

@@ -35,9 +35,9 @@ INSIDE = {
     "plan": "pipecompile.driver.phases:_partition",
     "split": "pipecompile.driver.phases:_split",
     "place": "pipecompile.driver.phases:place",
-    "connect": "pipecompile.distributed.own_groups:open_own_groups",
+    "connect": "pipecompile.distributed.messages.own_groups:open_own_groups",
     "bind": "pipecompile.distributed.rank_executable:directed_pairs",
-    "share": "pipecompile.distributed.lockstep:_exchanged",
+    "share": "pipecompile.distributed.agreement.lockstep:_exchanged",
     "seal": "pipecompile.parameters.checkpoint_saving:_gathered",
 }
 """Functions of pipecompile before which a fault happens, by phase."""

@@ -29,8 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import mse_loss
 
 import pipecompile as pc
-from pipecompile.distributed.call_outcome import CallOutcome
-from pipecompile.distributed.gradient_reduction import GradientReduction
+from pipecompile.distributed.data_parallel.call_outcome import CallOutcome
+from pipecompile.distributed.data_parallel.gradient_reduction import GradientReduction
 from tests.distributed.faults import FORK, warm
 from tests.distributed.lanes import in_lanes
 

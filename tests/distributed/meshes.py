@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import pipecompile as pc
-from pipecompile.distributed.sharded_parameters import ShardedParameters
+from pipecompile.distributed.data_parallel.sharded_parameters import ShardedParameters
 from pipecompile.ir import Kind
 from tests.distributed.case_models import FULL, LANGUAGE, distance, mean_square
 from tests.distributed.cases import mesh_of, pair_mesh

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.distributed.sharded_parameter import ShardedParameter
+from pipecompile.distributed.data_parallel.sharded_parameter import ShardedParameter
 from pipecompile.ir import Kind
 from tests.distributed.meshes import blocks, mesh_of, trained
 

@@ -12,9 +12,9 @@ from torch.distributed import HashStore
 
 from pipecompile.distributed import collectives
 from pipecompile.distributed.collectives import COLLECTIVE_PART, CollectiveGroup, GradientBucket, PendingCollective
-from pipecompile.distributed.failure_report import FailureReport, RankLost
+from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
+from pipecompile.distributed.failures.status_board import StatusBoard
 from pipecompile.distributed.protocol import ENDED
-from pipecompile.distributed.status_board import StatusBoard
 
 RANKS = (4, 5, 7)
 

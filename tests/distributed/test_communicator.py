@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipecompile.distributed.awake_clock import awake
-from pipecompile.distributed.board_watch import PendingWait
-from pipecompile.distributed.failure_report import Disagreement, RankLost
+from pipecompile.distributed.failures.awake_clock import awake
+from pipecompile.distributed.failures.board_watch import PendingWait
+from pipecompile.distributed.failures.failure_report import Disagreement, RankLost
 from pipecompile.errors import RunError
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.distributed.direct_values import DirectValues
-from pipecompile.distributed.failure_report import Disagreement
+from pipecompile.distributed.failures.failure_report import Disagreement
+from pipecompile.distributed.messages.direct_values import DirectValues
+from pipecompile.distributed.messages.value_transport import GlooValues
 from pipecompile.distributed.rank_backend import RankBackend, owner_of, values_of
-from pipecompile.distributed.value_transport import GlooValues
 from pipecompile.parameters.placement import Homes
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned

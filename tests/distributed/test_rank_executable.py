@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from pipecompile.distributed.failure_report import FailureReport, RankLost
-from pipecompile.distributed.old_values import OldValues
+from pipecompile.distributed.agreement.stale_values import OldValues
+from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.tied_copies import TiedCopies
 from pipecompile.errors import ScheduleError

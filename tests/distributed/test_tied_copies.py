@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.distributed.messages.value_transport import GlooValues
 from pipecompile.distributed.tied_copies import TiedCopies, TiedCopy
-from pipecompile.distributed.value_transport import GlooValues
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables
 from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
 

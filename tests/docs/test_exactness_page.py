@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipecompile.distributed import first_values, state_of_copies, update_differences, weights_of_copies
+from pipecompile.distributed.agreement import first_values, state_of_copies, update_differences, weights_of_copies
 from pipecompile.driver import compile_context, left_on_ranks, loss_reads
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import forward_order, held_hooks, hooked_updates, thread_state

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipecompile.distributed.row_messages import departures
+from pipecompile.distributed.messages.row_messages import departures
 from pipecompile.ir import HOST, Op, Program, Value
 
 __all__ = ["Fault", "Recording", "Stop", "collective", "entry", "messages_of", "record", "record_gloo"]

@@ -26,11 +26,11 @@ from zlib import crc32
 
 import torch
 
-from pipecompile.distributed.direct_values import DirectValues
-from pipecompile.distributed.gradient_ready import completed
-from pipecompile.distributed.message_layout import MessageLayout, PayloadKind
+from pipecompile.distributed.data_parallel.gradient_ready import completed
+from pipecompile.distributed.messages.direct_values import DirectValues
+from pipecompile.distributed.messages.message_layout import MessageLayout, PayloadKind
+from pipecompile.distributed.messages.row_messages import departures
 from pipecompile.distributed.rank_code import RankCodeBuilder
-from pipecompile.distributed.row_messages import departures
 from pipecompile.ir import HOST, Instruction, Op, Program, Tie, Value
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.stream_events import Lane

@@ -103,4 +103,6 @@ def test_the_outermost_layers_with_python_of_the_users_are_found() -> None:
 def test_it_is_listed_as_hooked() -> None:
     model = net(Counted())
     model[1].register_full_backward_hook(nothing)
-    assert [(one.name, one.kind) for one in pc.explain(model, torch.randn(4, 4).double()).kept_whole] == [("1", "hooked")]
+    assert [(one.name, one.kind) for one in pc.explain(model, torch.randn(4, 4).double()).kept_whole] == [
+        ("1", "hooked")
+    ]

@@ -1,0 +1,74 @@
+"""The guard of the calls of a pipeline: the failure of this rank is posted for the others, and that of another rank is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pipecompile.distributed.failures.failure_report import CopyDisagreement, Disagreement, FailureReport, RankLost
+from pipecompile.distributed.failures.status_board import StatusBoard
+from pipecompile.distributed.rank_mesh import RankMesh
+from pipecompile.errors import RunError
+
+__all__ = ["FailureGuard"]
+
+
+class FailureGuard:
+    """The guard of one communicator. `action` is the phrase that a failure report of this rank begins with.
+
+    `lost` is the report of the other rank that ended the communicator. `end_waits` ends all waits of this rank. `common` is an error that
+    all ranks are known to raise in this call, before they have sent anything of it: the pipeline goes on.
+    """
+
+    def __init__(self, board: StatusBoard, ranks: RankMesh, end_waits: Callable[[], None]) -> None:
+        self.board, self.ranks, self.action = board, ranks, ""
+        self.lost: FailureReport | None = None
+        self.common: Exception | None = None
+        self._broken: RunError | None = None
+        self._end_waits = end_waits
+
+    def require_whole(self) -> None:
+        """Raise RunError after a failure: what was under way is lost."""
+        if self._broken is not None:
+            raise RunError(
+                "this pipeline failed before",
+                stage=self._broken.stage,
+                microbatch=self._broken.microbatch,
+                why=self._broken.what,
+                hint="start the ranks again, from the last checkpoint",
+            )
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Post a failure in this context for all ranks; raise the failure of another rank as RunError."""
+        try:
+            yield
+        except (
+            Disagreement,
+            CopyDisagreement,
+        ) as error:  # raised by all ranks, or by all of this copy: the pipeline goes on
+            if isinstance(error, CopyDisagreement) and self.ranks.copy != self.ranks.members:
+                self._fail(error)
+            raise
+        except RankLost as lost:
+            self.lost = lost.report if lost.is_posted else self.board.post_failure(lost.report)
+            self.board.confirm_read()
+            self._broken = self.lost.error()
+            self._end_waits()
+            raise self._broken from None
+        except BaseException as error:  # Ctrl-C and sys.exit as well
+            if error is not self.common:
+                self._fail(error)
+            raise
+        finally:
+            self.action, self.common = "", None
+
+    def _fail(self, error: BaseException) -> None:
+        """Post the failure of this rank, unless another rank failed first."""
+        report = FailureReport.of(error, self.board.rank, self.action)
+        self._broken = report.own_error()
+        if self.board.post_failure(report) == report:
+            self.board.wait_for_readers(error)
+        else:
+            self.board.confirm_read()
+        self._end_waits()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipecompile.distributed.messages.message_layout import (
+    HEADER_LENGTH,
+    MessageLayout,
+    PayloadKind,
+    as_bytes,
+    encode,
+    name_checksum,
+)
+
+
+def sent(value: Any) -> Any:
+    """The value as it arrives on another rank: header and payload are copied."""
+    layout, payload = encode(value)
+    header = layout.to_header()
+    assert len(header) == HEADER_LENGTH
+    read = MessageLayout.from_header(header)
+    assert read == layout
+    if payload is None or not read.nbytes:
+        return read.decode(read.allocate())
+    content = read.allocate()
+    as_bytes(content).copy_(as_bytes(payload))
+    return read.decode(content)
+
+
+TENSORS = {
+    "matrix": torch.randn(3, 4),
+    "transposed": torch.randn(3, 4).t(),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "with holes": torch.randn(6, 6)[::2, 1:4],
+    "expanded": torch.randn(3, 1).expand(3, 4),
+    "conjugated": torch.randn(3, dtype=torch.complex64).conj(),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "empty": torch.empty(0, 4),
+    "bool": torch.tensor([True, False]),
+    "bfloat16": torch.randn(5).bfloat16(),
+    "ten dimensions": torch.randn(1, 2, 1, 2, 1, 2, 1, 2, 1, 2),
+    "eleven dimensions": torch.randn(1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_arrives_with_its_values(name: str) -> None:
+    tensor = TENSORS[name]
+    arrived = sent(tensor)
+    assert arrived.dtype == tensor.dtype
+    assert torch.equal(arrived, tensor.resolve_conj())
+
+
+@pytest.mark.parametrize("name", ["matrix", "transposed", "channels last", "scalar"])
+def test_a_dense_tensor_arrives_with_its_strides(name: str) -> None:
+    assert sent(TENSORS[name]).stride() == TENSORS[name].stride()
+
+
+def test_holes_are_not_sent() -> None:
+    layout, payload = encode(TENSORS["with holes"])
+    assert layout.nbytes == 9 * 4
+    assert payload is not None
+    assert payload.is_contiguous()
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", [1, torch.ones(2)], {"a": (1, 2)}])
+def test_other_values_arrive_equal(value: Any) -> None:
+    assert str(sent(value)) == str(value)
+
+
+def test_a_tensor_arrives_as_a_leaf_that_requires_grad() -> None:
+    made = torch.randn(3, requires_grad=True) * 2
+    arrived = sent(made)
+    assert arrived.requires_grad
+    assert arrived.is_leaf
+    assert not sent(made.detach()).requires_grad
+
+
+def test_a_dense_tensor_is_sent_from_its_own_memory() -> None:
+    tensor = torch.randn(4, 2).t()
+    _, payload = encode(tensor)
+    assert payload is not None
+    assert payload.data_ptr() == tensor.data_ptr()
+    assert as_bytes(payload).data_ptr() == tensor.data_ptr()
+    assert as_bytes(payload).shape == (tensor.nbytes,)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.randn(3, 5),
+        torch.randn(4, 3).t(),
+        torch.randn(3, 4).double(),
+        torch.randn(3, 4, requires_grad=True),
+        torch.randn(3, 4, dtype=torch.complex64).conj(),
+        torch.randn(3, 4).to_sparse(),
+        None,
+        "text",
+    ],
+)
+def test_a_layout_fits_only_values_of_the_same_layout(other: Any) -> None:
+    layout, _ = encode(torch.randn(3, 4))
+    assert layout.fits(torch.randn(3, 4))
+    assert layout.fits(nn.Parameter(torch.randn(3, 4), requires_grad=False))
+    assert not layout.fits(other)
+
+
+def test_the_layout_of_none_fits_only_none() -> None:
+    layout, payload = encode(None)
+    assert layout.kind is PayloadKind.NOTHING
+    assert payload is None
+    assert layout.fits(None)
+    assert not layout.fits(0)
+
+
+def test_checksums_of_names_differ() -> None:
+    names = [f"{value}#{m}" for value in ("h", "h'1", "loss") for m in range(50)]
+    assert len({name_checksum(name) for name in names}) == len(names)
