@@ -14,7 +14,7 @@ from torch import nn
 
 from pipecompile.batching.call_inputs import flatten
 from pipecompile.batching.microbatch_list import ListedBatch, MicrobatchList, is_list_asked, read_microbatches
-from pipecompile.batching.microbatches import loss_gradients, scaled_gradients, weighted_loss
+from pipecompile.batching.microbatches import weighted_loss
 from pipecompile.batching.packed_split import split_call
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.joined_outputs import joined_output, joined_rules
@@ -22,7 +22,7 @@ from pipecompile.driver.listed_programs import ListedProgram
 from pipecompile.driver.listed_weights import listed_weights
 from pipecompile.driver.loss_reads import refuse_in_list
 from pipecompile.driver.specialization import Specialization
-from pipecompile.driver.step_arrivals import Arrivals
+from pipecompile.driver.step_arrivals import Arrivals, add_loss_gradients, check_target
 from pipecompile.errors import InputError
 from pipecompile.ir import AUX, LOSS, TARGET
 from pipecompile.runtime.autograd_call import run_with_autograd
@@ -133,6 +133,7 @@ class ListedSteps:
         for one in recordings:
             one.require_loss(listed.has_targets)
         refuse_in_list(recordings, listed.sizes, listed.targets)
+        check_target(listed.targets, options)
         is_whole = trains == self.cache.options.has_backward
         kind = "step" if is_whole else "loss"
         program = self.cache.listed.step(recordings, with_target=listed.has_targets, kind=kind)
@@ -161,16 +162,8 @@ class ListedSteps:
         arrivals = ports.arrivals([call.leaves for call in listed.calls])
         if listed.has_targets:
             arrivals[TARGET, False] = listed.targets
-        own, last = (
-            listed_weights(recordings, listed, self.cache.options, self.cache.context),
-            recordings[0].plan.placement[-1],
-        )
-        is_mean = self.cache.options.loss_reduction == "mean"
-        weights, gradient = self.cache.context.backend.weights_of_target(own, last) if is_mean else own
-        device = recordings[0].stage_devices[-1]
-        gradient = gradient if scaler is None else scaled_gradients(gradient, scaler, device)
-        arrivals[LOSS, True] = loss_gradients(gradient, weights, device)
-        return arrivals, weights
+        own = listed_weights(recordings, listed, self.cache.options, self.cache.context)
+        return arrivals, add_loss_gradients(self.cache, recordings[0], arrivals, own, scaler)
 
     def _run(self, program: ListedProgram, sizes: tuple[int, ...], arrivals: Arrivals) -> Frame:
         executable = program.executable

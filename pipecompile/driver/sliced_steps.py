@@ -20,7 +20,7 @@ from pipecompile.driver.slice_probe import compare_losses, compare_outputs
 from pipecompile.driver.sliced_losses import analyse_loss, slice_weights
 from pipecompile.driver.sliced_stages import SlicedStages, slice_stages
 from pipecompile.driver.specialization import Specialization, target_kind
-from pipecompile.driver.step_arrivals import Arrivals, add_loss_gradients, counted_arrivals
+from pipecompile.driver.step_arrivals import Arrivals, add_loss_gradients, check_target, counted_arrivals
 from pipecompile.driver.unwatched import unwatched
 from pipecompile.errors import PlanError
 from pipecompile.ir import LOSS, TARGET
@@ -68,6 +68,7 @@ class SlicedSteps:
         if self.cache.context.backend.has_copies:
             counted_arrivals(self.cache, whole, batch, target)
         else:
+            check_target(target, self.cache.options)
             self.cache.check_values()
             self.cache.context.warnings.drop_delayed()
 

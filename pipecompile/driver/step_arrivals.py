@@ -20,9 +20,12 @@ from pipecompile.driver.loss_shares import find_loss, weigh_copy
 from pipecompile.driver.output_merge import fixed_output_rules
 from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.driver.unwatched import unwatched
+from pipecompile.errors import InputError
 from pipecompile.ir import LOSS, TARGET
+from pipecompile.options import Options
+from pipecompile.torch_private import pytree
 
-__all__ = ["Arrivals", "add_loss_gradients", "counted_arrivals", "step_arrivals"]
+__all__ = ["Arrivals", "add_loss_gradients", "check_target", "counted_arrivals", "step_arrivals"]
 
 Arrivals = dict[tuple[str, bool], Any]
 """Values in micro-batches, by name and whether they are gradients."""
@@ -41,9 +44,21 @@ def step_arrivals(
     return arrivals, add_loss_gradients(cache, specialization, arrivals, own, scaler)
 
 
+def check_target(target: Any, options: Options) -> None:
+    """Raise InputError if a target requires a gradient in a step that trains: stages send gradients to inputs alone."""
+    leaves = pytree.tree_leaves(target) if options.is_training_now else ()
+    if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+        raise InputError(
+            "the target requires a gradient",
+            why="a step gives gradients to parameters and to inputs, not to targets",
+            hint="target=target.detach(); or the target as an input of the model, whose output has it for the loss",
+        )
+
+
 def counted_arrivals(cache: CompileCache, specialization: Specialization, batch: MiniBatch, target: Any) -> Arrivals:
     """Return the inputs and the target. Note what the loss uses, and what it counts on this copy of the pipeline."""
     context, options = cache.context, cache.options
+    check_target(target, options)
     cache.check_values()
     context.warnings.drop_delayed()
     arrivals = specialization.arrivals(batch)

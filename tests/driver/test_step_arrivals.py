@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.driver.backend import ProcessBackend
 from pipecompile.driver.step_arrivals import counted_arrivals, step_arrivals
+from pipecompile.errors import InputError
 from pipecompile.ir import LOSS, TARGET
 
 X, LABELS = torch.randn(4, 3), torch.tensor([1, 0, 1, -100])
@@ -52,6 +54,18 @@ def test_weights_of_a_mean_are_those_of_the_rank_with_the_last_stage(
     assert step_arrivals(pipe._cache, *found(pipe), LABELS, None)[1] == (
         [0.25, 0.75] if loss_reduction == "mean" else [1, 1]
     )
+
+
+def test_a_target_that_requires_a_gradient_is_refused_in_training() -> None:
+    x, target = torch.randn(4, 3), torch.randn(4, 2, requires_grad=True)
+    pipe = pc.compile(nn.Linear(3, 2), 1, loss_fn=F.mse_loss, n_microbatches=2, cost="analytic")
+    for listed in (False, True):
+        step = partial(pipe.step, microbatches=[(x, target)]) if listed else partial(pipe.step, x, target=target)
+        with pytest.raises(InputError, match=r"the target requires a gradient(?s:.*)target.detach()"):
+            step()
+        with torch.no_grad():
+            assert step().isfinite()
+    pipe.step(x, target=target.detach())
 
 
 def test_a_copy_of_the_pipeline_says_what_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
