@@ -49,6 +49,7 @@ SETTINGS = (
     "reshard_after_forward",
     "lost_copies",
     "gradient_sums",
+    "compile_stages",
     "passes",
     "init",
     "shards",
