@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pipecompile.distributed.failures.board_watch import PATIENCE, await_report
 from pipecompile.distributed.failures.failure_report import CopyDisagreement, Disagreement, FailureReport, RankLost
 from pipecompile.distributed.failures.status_board import StatusBoard
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import RunError
 
 __all__ = ["FailureGuard"]
+
+_CONNECTION = "gloo/transport"
+"""Part of the text of errors of gloo."""
 
 
 class FailureGuard:
@@ -51,17 +55,43 @@ class FailureGuard:
                 self._fail(error)
             raise
         except RankLost as lost:
-            self.lost = lost.report if lost.is_posted else self.board.post_failure(lost.report)
-            self.board.confirm_read()
-            self._broken = self.lost.error()
-            self._end_waits()
-            raise self._broken from None
+            raise self._ended_by(lost) from None
         except BaseException as error:  # Ctrl-C and sys.exit as well
+            if (other := self._lost_beside(error)) is not None:
+                raise self._ended_by(other) from error
             if error is not self.common:
                 self._fail(error)
             raise
         finally:
             self.action, self.common = "", None
+
+    def _ended_by(self, lost: RankLost) -> RunError:
+        """End the communicator for the loss of another rank. Return the error that says so."""
+        self.lost = lost.report if lost.is_posted else self.board.post_failure(lost.report)
+        self.board.confirm_read()
+        self._broken = self.lost.error()
+        self._end_waits()
+        return self._broken
+
+    def _lost_beside(self, error: BaseException) -> RankLost | None:
+        """Return the loss of the rank that broke a connection in a collective of torch's own, such as those of DTensors; None for other
+        errors, and where no rank is known to have failed.
+        """
+        if not (isinstance(error, RuntimeError) and _CONNECTION in str(error)):
+            return None
+        try:
+            await_report(self._look_for_lost, PATIENCE)
+        except RankLost as lost:
+            return lost
+        return None
+
+    def _look_for_lost(self) -> None:
+        """Raise RankLost for a rank that has posted a failure, or has ended."""
+        self.board.check()
+        for rank in self.ranks.members:
+            if rank != self.board.rank and (cause := self.board.cause(rank, "")):
+                report = FailureReport(rank, cause, action="before its part of a collective of torch arrived")
+                raise RankLost(report, is_posted=False)
 
     def _fail(self, error: BaseException) -> None:
         """Post the failure of this rank, unless another rank failed first."""

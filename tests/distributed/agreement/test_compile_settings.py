@@ -95,7 +95,7 @@ def test_every_option_is_compared_or_left_out_on_purpose() -> None:
     """An option that is added is to be put in one of the two lists."""
     left_out = {
         "cost", "costs", "time_limit", "gap", "memory_limit", "speeds", "bandwidth", "optimizer_state", "devices", "partitions",
-        "dispatch", "compile_stages", "cuda_graphs", "check", "cache_size", "progress", "steering",
+        "dispatch", "cuda_graphs", "check", "cache_size", "progress", "steering",
     }  # fmt: skip
     assert set(Options.__dataclass_fields__) == {*SETTINGS, *left_out}
 

@@ -37,6 +37,42 @@ def test_the_failure_of_this_rank_is_posted_and_that_of_another_is_raised() -> N
             guard.require_whole()
 
 
+BROKEN = RuntimeError("[/x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:12")
+
+
+@pytest.mark.parametrize("is_posted", [True, False])
+def test_a_broken_connection_of_torch_is_the_failure_of_the_rank_that_broke_it(
+    monkeypatch: pytest.MonkeyPatch, is_posted: bool
+) -> None:
+    store = HashStore()
+    (own, _), (other, _) = guard_of(store, 0), guard_of(store, 1)
+    if is_posted:
+        other.board.post_failure(FailureReport(1, "ValueError: bad data"))
+    else:
+        monkeypatch.setattr(
+            own.board, "cause", lambda rank, otherwise: "its process has ended" if rank == 1 else otherwise
+        )
+    said = (
+        "ValueError: bad data"
+        if is_posted
+        else "before its part of a collective of torch arrived: its process has ended"
+    )
+    with pytest.raises(RunError, match=f"rank 1 failed.*{said}"), own.guarded():
+        raise BROKEN
+    report = own.board.failed()
+    assert report is not None
+    assert report.rank == 1
+
+
+def test_a_broken_connection_is_the_own_failure_where_no_other_rank_has_failed() -> None:
+    guard, _ = guard_of(HashStore(), 0)
+    with pytest.raises(RuntimeError, match="closed by peer"), guard.guarded():
+        raise BROKEN
+    report = guard.board.failed()
+    assert report is not None
+    assert report.rank == 0
+
+
 def test_a_disagreement_that_all_ranks_raise_is_no_failure() -> None:
     guard, ended = guard_of(HashStore(), 0)
     with pytest.raises(Disagreement), guard.guarded():
