@@ -1,4 +1,4 @@
-"""The weights and losses of parts of a batch, without processes. test_data_parallel.py has whole steps of two replicas."""
+"""The weights and losses of parts of a batch, without processes. test_replicas.py has whole steps of two replicas."""
 
 from __future__ import annotations
 

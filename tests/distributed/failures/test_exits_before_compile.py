@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pipecompile.distributed.failures import exits_before_compile as early_ends
+from pipecompile.distributed.failures import exits_before_compile
 from pipecompile.distributed.failures.exits_before_compile import early_end
 from tests.support.warm_python import ROOT
 
@@ -32,7 +32,7 @@ pc.compile(nn.Linear(4, 4), 2, n_microbatches=2 * (1 - rank)).prepare(torch.zero
 
 
 def test_without_a_process_group_nothing_is_known() -> None:
-    early_ends._note()
+    exits_before_compile._note()
     assert early_end(0) == ""
 
 
@@ -40,15 +40,15 @@ def test_without_a_process_group_nothing_is_known() -> None:
 def test_the_end_of_a_script_is_noted_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert early_end(0) == ""
     monkeypatch.setattr(sys, "last_value", ValueError("no data"), raising=False)
-    monkeypatch.setattr(early_ends, "_IS_CHILD", [True])
-    early_ends._note()
+    monkeypatch.setattr(exits_before_compile, "_IS_CHILD", [True])
+    exits_before_compile._note()
     assert early_end(0) == ""
-    monkeypatch.setattr(early_ends, "_IS_CHILD", [])
-    early_ends._note()
+    monkeypatch.setattr(exits_before_compile, "_IS_CHILD", [])
+    exits_before_compile._note()
     assert early_end(0) == "its script has ended by ValueError: no data"
     assert early_end(1) == ""
     monkeypatch.setattr(sys, "last_value", None)
-    early_ends._note()
+    exits_before_compile._note()
     assert early_end(0) == "its script has ended by ValueError: no data"  # the first note knows most
 
 
@@ -61,15 +61,15 @@ def test_processes_of_multiprocessing_leave_a_note_with_their_error(tmp_path: Pa
 
 
 def _end(note: Path) -> None:
-    early_ends._IS_CHILD.clear()
-    early_ends.dist.is_initialized = lambda: True
-    early_ends.dist.get_rank = lambda: 0
+    exits_before_compile._IS_CHILD.clear()
+    exits_before_compile.dist.is_initialized = lambda: True
+    exits_before_compile.dist.get_rank = lambda: 0
 
     class Notes:
         def compare_set(self, _rank: str, _before: str, text: str) -> None:
             note.write_text(text)
 
-    early_ends._notes = Notes
+    exits_before_compile._notes = Notes
     raise ValueError("no data")
 
 
