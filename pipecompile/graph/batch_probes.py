@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import sympy
@@ -26,7 +26,8 @@ from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.merge_laws import candidates_for, has_unknown_size, rule_holds
 from pipecompile.graph.probe_layers import KeptPiece, probe_layer, randomise
-from pipecompile.graph.random_inputs import random_values, special_numbers
+from pipecompile.graph.random_inputs import random_values
+from pipecompile.graph.special_numbers import SpecialTrials
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import disable_current_modes
 from pipecompile.tracing.node_facts import facts, value_of
@@ -91,21 +92,20 @@ class BatchProbes:
         if not self.splits or not self.can_run(nodes, inputs):
             return [Finding(None, is_tested=False)] * len(outputs)
         candidates = [candidates_for(pytree.tree_leaves(value_of(node))[leaf], self.symbol) for node, leaf in outputs]
-        tested = False
+        tested, special = False, SpecialTrials(nodes, self.graph)
         values = (*map(_leaf_of, outputs), *map(value_of, inputs))
         discrete = any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in values)
         with isolated():
             for trial in range(trials or (_DISCRETE_TRIALS if discrete else _TRIALS)):
                 if not any(candidates):
                     break
-                if (results := self._trial(nodes, inputs, outputs, trial)) is None:
-                    continue
-                tested = True
-                candidates = [
-                    [rule for rule in rules if rule_holds(rule, values[0], values[1:], self.parts)]
-                    for rules, values in zip(candidates, results, strict=True)
-                ]
-        return [Finding(rules[0] if rules and tested else None, tested) for rules in candidates]
+                for results in special.results(trial, partial(self._trial, nodes, inputs, outputs, trial)):
+                    tested = True
+                    candidates = [
+                        [rule for rule in rules if rule_holds(rule, values[0], values[1:], self.parts)]
+                        for rules, values in zip(candidates, results, strict=True)
+                    ]
+        return [Finding(rules[0] if rules and tested and special.is_complete else None, tested) for rules in candidates]
 
     # -- one experiment ---------------------------------------------------------------------------------------------
 
@@ -115,12 +115,13 @@ class BatchProbes:
         inputs: Mapping[fx.Node, MergeRule],
         outputs: Sequence[tuple[fx.Node, int]],
         trial: int,
+        special: Sequence[float],
     ) -> list[tuple[Any, Any, Any]] | None:
         """Return (whole, part, part) of each output for one draw of the inputs; None if a call fails or all numbers are NaN."""
         self.attributes.clear()
         self.parts = self.splits[trial % len(self.splits)]
         try:
-            whole, parts = self.draw(inputs, trial, special_numbers(nodes, self.graph))
+            whole, parts = self.draw(inputs, trial, special)
             for layer in self._layers_of(nodes):
                 randomise(layer)
             made = self.run(nodes, whole, sum(self.parts), outputs)

@@ -20,7 +20,7 @@ from pipecompile.graph.batch_probes import BatchProbes, isolated
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.merge_laws import is_close, reductions_for, rule_holds
 from pipecompile.graph.probe_layers import randomise
-from pipecompile.graph.random_inputs import special_numbers
+from pipecompile.graph.special_numbers import special_numbers
 from pipecompile.tracing.emit.value_nodes import CONSTANT
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph

@@ -55,6 +55,11 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "class weights": lambda y, labels: F.cross_entropy(y.mT, labels, torch.arange(1.0, 6.0)),
     "a module with weights": lambda y, labels: WEIGHTED(y.mT, labels),
     "shifted labels": lambda y, labels: tokens(y[:, :-1], labels[:, 1:]),
+    "another class is ignored": lambda y, labels: F.cross_entropy(y.mT, labels.clamp(min=-1), ignore_index=-1),
+    "a class of the scores is ignored": lambda y, labels: F.cross_entropy(y.mT, labels.clamp(min=0), ignore_index=2),
+    "smoothed, 255 is ignored": lambda y, labels: F.cross_entropy(
+        y.flatten(0, 1), labels.where(labels >= 0, 255).flatten(), ignore_index=255, label_smoothing=0.1
+    ),
     "a mask": masked,
     "a mask without a least count": lambda y, labels: (y.mean(-1) * (labels > 0)).sum() / (labels > 0).sum(),
     "a ratio of means": ratio_of_means,
@@ -179,10 +184,20 @@ def test_plain_classes_keep_the_shares_of_the_samples() -> None:
         (lambda y, labels: F.cross_entropy(y.mT, labels, reduction="sum"), "is a sum"),
         (
             lambda y, labels: (y.mean((1, 2)) * labels[:, 0]).softmax(0).square().sum(),
-            r"samples meet at test_loss_shares.py:\d+.*neither a mean nor a sum.*across_batch=.exact",
+            r"not recognised .samples meet at test_loss_shares.py:\d+.*across_batch=.exact",
         ),
-        (lambda y, labels: tokens(y / y.std(), labels), "neither a mean nor a sum"),
-        (lambda y, labels: tokens(y, labels) + y.square().mean(), "neither a mean nor a sum"),
+        (lambda y, labels: tokens(y / y.std(), labels), "was not recognised"),
+        *(
+            (
+                lambda y, t, n=n: F.cross_entropy(y.mT, t.clamp(n, 4), ignore_index=n) + y.exp().mean(),
+                "was not recognised",
+            )
+            for n in (-100, -1, 3)
+        ),
+        (
+            lambda y, t: sum(F.cross_entropy(y[:, 0], one[:, 0].abs(), ignore_index=100) for one in (t, t.flip(0))),
+            "was not recognised",
+        ),
     ],
 )
 def test_a_loss_that_micro_batches_change_is_told_in_the_first_step(
@@ -206,7 +221,7 @@ def test_a_loss_that_fails_is_not_warned_of_and_a_loss_that_mixes_samples_is_onc
         warnings.simplefilter("error")
         with pytest.raises(pc.RunError):
             pipe.step(x, target=torch.randn(4, 3))
-    with pytest.warns(pc.RecordingWarning, match="neither a mean nor a sum"):
+    with pytest.warns(pc.RecordingWarning, match="was not recognised"):
         pipe.step(x, target=torch.randn(4, 2))
 
 
@@ -224,3 +239,25 @@ def test_a_loss_of_outputs_that_do_not_merge_is_not_measured_on_outputs_of_anoth
         warnings.simplefilter("always")
         pipe.step(torch.randn(8, 4), target=torch.randn(8, 4))
     assert not [one for one in caught if "target size" in str(one.message)]  # a warning of F.mse_loss
+
+
+def test_missing_numbers_do_not_count() -> None:
+    def loss(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return y.mean(-1).square().masked_fill(labels == -100, torch.nan).nanmean()
+
+    eager, x = Tagger(), torch.randn(7, 3, 4)
+    expected = loss(eager(x), LABELS)
+    expected.backward()
+    for own in (False, True):
+        model = Tagger(loss if own else None)
+        model.load_state_dict(eager.state_dict())
+        example = (x, LABELS) if own else (x,)
+        pipe = pc.compile(
+            model, 2, example_args=example, n_microbatches=3, cost="analytic", loss_fn=None if own else loss
+        )
+        found = pipe(x, LABELS)["loss"] if own else pipe.step(x, target=LABELS)
+        if own:
+            found.backward()
+        torch.testing.assert_close(found, expected)
+        for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)

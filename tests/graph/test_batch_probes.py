@@ -43,6 +43,9 @@ def found(ends: Callable[[torch.Tensor], torch.Tensor]) -> Finding:
         (MergeKind.LAST, lambda x: x[-1]),
         (None, lambda x: x.median(0).values),
         (None, lambda x: x.argmax(0).mode().values),
+        (None, lambda x: x.nanmean()),
+        (MergeKind.ADDED, lambda x: x.nansum()),
+        *((None, lambda x, i=i: F.cross_entropy(x, x.argmax(1), ignore_index=i)) for i in (0, 5)),
     ],
 )
 def test_laws(kind: MergeKind | None, ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -56,3 +59,29 @@ def test_random_draws_cannot_be_tried_and_the_generator_stays_as_it_was() -> Non
     assert not found(lambda x: F.dropout(x.flip(0))).is_tested
     assert found(lambda x: x.flip(0)).rule is None
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("ignored", [-100, -1, 255, 4])
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [
+        (None, F.cross_entropy),
+        (None, lambda y, t, **ignored: F.cross_entropy(y, t, label_smoothing=0.1, **ignored)),
+        (None, lambda y, t, **ignored: F.nll_loss(y, t, **ignored)),
+        (None, lambda y, t, **ignored: nn.CrossEntropyLoss(**ignored)(y, t) + y.logsumexp(1).square().mean()),
+        (MergeKind.ADDED, lambda y, t, **ignored: F.cross_entropy(y, t, reduction="sum", **ignored)),
+    ],
+)
+def test_a_class_that_the_loss_ignores_is_drawn(
+    kind: MergeKind | None, loss: Callable[..., torch.Tensor], ignored: int
+) -> None:
+    class Loss(nn.Module):
+        def forward(self, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            return loss(y, t, ignore_index=ignored)
+
+    graph = pc.trace(Loss(), torch.randn(4, 6), torch.randint(4, (4,)))
+    inputs, nodes = [node for node in graph.graph.nodes if node.op == "placeholder"], compute_nodes(graph)
+    rules = dict.fromkeys(inputs, MergeRule(MergeKind.JOINED, 0))
+    (finding,) = BatchProbes(graph).laws(nodes, rules, [(nodes[-1], 0)])
+    assert finding.is_tested
+    assert (finding.rule and finding.rule.kind) is kind

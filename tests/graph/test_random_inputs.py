@@ -1,24 +1,12 @@
-"""Random inputs are of many kinds, and include the numbers that calls mention."""
+"""Random inputs are of many kinds, and include the special numbers."""
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-import pipecompile as pc
-from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.random_inputs import random_values, special_numbers
-
-
-class Model(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(x.clamp(max=7.5), x.argmax(1), ignore_index=-7)
-
-
-def test_numbers_of_the_calls_are_special() -> None:
-    graph = pc.trace(Model(), torch.randn(4, 3))
-    assert {7.5, -7, -100} <= set(special_numbers(compute_nodes(graph), graph))
+from pipecompile.graph.random_inputs import has_special, random_values
 
 
 def test_trials_differ_in_kind() -> None:
@@ -31,3 +19,12 @@ def test_trials_differ_in_kind() -> None:
     assert (sparse == 0).float().mean() > 0.8
     shares = [random_values([500], torch.bool, trial, []).float().mean().item() for trial in range(3)]
     assert shares[1] < shares[0] < shares[2]
+
+
+def test_nan_is_among_numbers_where_it_is_special_and_becomes_more_frequent() -> None:
+    torch.manual_seed(0)
+    for trial in range(4):
+        is_nan = random_values([500], torch.float32, trial, [-7, math.nan]).isnan()
+        assert bool(is_nan.any()) is has_special(trial)
+        assert not has_special(trial) or is_nan[:100].sum() < is_nan[-100:].sum()
+        assert -7 in random_values([500], torch.int64, 0, [-7, math.nan])
