@@ -26,6 +26,7 @@ from pipecompile.runtime.profiler_ranges import in_range, timed
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.stream_events import Launch, row_launches
 from pipecompile.runtime.streams import Streams, StreamTask, launched
+from pipecompile.torch_private.dtensors import waited
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -76,12 +77,18 @@ class RankCodeBuilder(CodeBuilder):
         return StreamTask((device, index), Op.RECV, run, (), (buffer, register))
 
     def compute(self, instruction: Instruction, device: int, beside: Mapping[str, Any] | None = None) -> Run:
-        """Return the function of a compute instruction, which waits for the parameters of its stage."""
+        """Return the function of a compute instruction, which waits for the parameters of its stage. On streams, its own waits for the
+        collectives whose results leave it: what uses these runs on other streams.
+        """
         run, action = super().compute(instruction, device, beside), instruction.action
-        if self.parameters is None or action is None or action.kind in (*SHARDING, Kind.OFFLOAD, Kind.RELOAD):
+        if action is None or action.kind in (*SHARDING, Kind.OFFLOAD, Kind.RELOAD):
             return run
         leaving = [o for o in instruction.writes if o.value.name == AUX or not o.value.name.startswith("@")]
         outputs = [self.register(operand, device) for operand in leaving]
+        if self.values.streams is not None:
+            run = _then_waited(run, outputs)
+        if self.parameters is None:
+            return run
         return self.parameters.around(action, run, outputs if action.kind is Kind.FORWARD else ())
 
     def sharding(self, action: Action) -> Run:
@@ -124,6 +131,17 @@ class RankCodeBuilder(CodeBuilder):
 
 def _unknown(_frame: Frame) -> None:
     """Return no key."""
+
+
+def _then_waited(run: Run, outputs: Sequence[int]) -> Run:
+    """Return a computation after which the current stream waits for the results of collectives among its outputs."""
+
+    def run_and_wait(frame: Frame) -> None:
+        run(frame)
+        for index in outputs:
+            waited(frame.registers[index])
+
+    return run_and_wait
 
 
 def _into_buffer(run: Run, register: int, buffer: int) -> Run:

@@ -1,4 +1,4 @@
-"""Sharded tensors (DTensor): this rank's part, the whole tensor, and states of sharded models."""
+"""Sharded tensors (DTensor): this rank's part, the whole tensor, states of sharded models, and results of collectives under way."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-__all__ = ["cut_further", "fitted", "gradient_of", "like", "local", "part_of", "set_part", "whole_of"]
+__all__ = ["cut_further", "fitted", "gradient_of", "like", "local", "part_of", "set_part", "waited", "whole_of"]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -24,6 +25,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def part_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part, without autograd; `to_local` records. 2.11."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.data
+
+
+def waited(value: Any) -> Any:
+    """Return the values of the result of a collective that may be under way, as a plain tensor without autograd, once they are there, or
+    once the current stream waits for them. Any other value is returned itself. 2.11.
+
+    Layers of tensor parallelism return such results; each is a subclass that waits when an operation uses it, but not when it is sent.
+    """
+    return value.trigger_wait() if isinstance(value, AsyncCollectiveTensor) else value  # type: ignore[no-untyped-call]
 
 
 def set_part(tensor: torch.Tensor, own: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ FULL_ONLY = (
     "direct vee",
     "dp_shard x pp",
     "dp_shard x tp",
+    "emulated behind a collective",
     "except_last",
     "further losses on sharded weights",
     "hsdp x pp",

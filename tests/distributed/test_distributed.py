@@ -225,6 +225,21 @@ def test_slices_of_sequences_train_as_eager_does_on_whole_ones(run: RankRun, cas
         assert each["worst"] < 1e-13
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "behind a collective",
+        "direct behind a collective",
+        "emulated behind a collective",
+        "a subclass",
+        "many dimensions",
+    ],
+)
+def test_tensors_of_all_kinds_cross_a_cut_with_their_gradients(run: RankRun, case: str) -> None:
+    for each in run.of(case):
+        assert max(each.values()) < 1e-14
+
+
 def test_shards_of_layers_in_parts_are_those_of_fully_shard(run: RankRun) -> None:
     """Their placements and rows; whole states and states of `fully_shard` are loaded. A checkpoint goes on in stages and copies."""
     for each in run.of("dp_shard x tp, states"):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import pipecompile as pc
 from pipecompile.distributed import rank_code
@@ -17,6 +20,7 @@ from pipecompile.distributed.rank_code import fixed_names
 from pipecompile.ir import HOST, LOSS, Instruction, Op, Program, Route, chain
 from pipecompile.passes import lower
 from pipecompile.passes.lowering import lowering
+from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.stream_events import Launch, row_launches
 from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
 from tests.support.nccl_rules import BOTH_WAYS, Deadlock, FakeWorld, Queue, add_collectives, directed, execute
@@ -74,6 +78,22 @@ def test_a_host_that_waits_before_it_has_launched_what_its_peers_need_is_caught(
     assert execute(world.rows, Queue.STREAMS, is_buffered=False)
     with pytest.raises(Deadlock, match="RECV"):
         execute(world.rows, Queue.STREAMS, is_buffered=False, is_synchronous=True)
+
+
+def test_a_computation_on_streams_waits_for_the_collectives_whose_results_leave_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the stream that sends first would wait, and the others that use the value would not."""
+    waits: list[AsyncCollectiveTensor] = []
+    monkeypatch.setattr(AsyncCollectiveTensor, "trigger_wait", lambda self: waits.append(self))
+    sums = [AsyncCollectiveTensor(torch.ones(2)) for _ in range(3)]
+    frame: Any = SimpleNamespace(registers=[None] * 4)
+
+    def compute(frame: Frame) -> None:
+        frame.registers[:] = [*sums, torch.ones(2)]
+
+    rank_code._then_waited(compute, (0, 2, 3))(frame)
+    assert [id(one) for one in waits] == [id(sums[0]), id(sums[2])]
 
 
 # -- traps ------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from tests.distributed import (  # noqa: E402
     sharded_losses,
     shards_of_layers,
     sliced,
+    tensor_kinds,
 )
 from tests.distributed.faults import FORK, warm  # noqa: E402
 from tests.distributed.full_only import FULL_ONLY  # noqa: E402
@@ -81,7 +82,7 @@ def _rank(rank: int, line: Connection, folder: Path) -> None:
     with (folder / f"{rank}.json").open("w") as out:
         every = cases.CASES | layouts.CASES | meshes.CASES | overlaps.CASES | batch_norms.CASES | changes.CASES
         every |= listed.CASES | direct.CASES | own_order.CASES | sharded_losses.CASES | resharded.CASES
-        every |= held.CASES | shards_of_layers.CASES | sliced.CASES
+        every |= held.CASES | shards_of_layers.CASES | sliced.CASES | tensor_kinds.CASES
         for name, case in every.items():
             if name in FULL_ONLY and not cases.FULL:
                 continue

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -21,6 +22,7 @@ from pipecompile.torch_private.dtensors import (
     local,
     part_of,
     set_part,
+    waited,
     whole_of,
 )
 
@@ -87,3 +89,12 @@ def test_a_state_is_fitted_to_how_the_model_is_sharded(mesh: DeviceMesh) -> None
     assert isinstance(state["a"], DTensor)
     assert type(state["b"]) is torch.Tensor
     assert state["c"] is whole
+
+
+@pytest.mark.usefixtures("mesh")
+def test_the_result_of_a_collective_under_way_becomes_a_plain_tensor() -> None:
+    result = all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+    assert type(result) is not torch.Tensor
+    assert type(waited(result)) is torch.Tensor
+    assert torch.equal(waited(result), torch.ones(3))
+    assert waited(x := torch.ones(2)) is x

@@ -3,7 +3,8 @@
     header     kind, requires_grad, dtype, number of dimensions, bytes, shape, strides      25 int64
     payload    the elements in the order in which they lie in memory
 
-A dense tensor arrives with the strides it had on the sender, so that the same kernels run on it.
+A dense tensor arrives with the strides it had on the sender, so that the same kernels run on it. An object is pickled with the
+`requires_grad` of its tensors beside them: many kinds of tensors lose it, and the sender would then get no gradient.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from zlib import crc32
 
 import torch
 
-from pipecompile.torch_private.pytree import tree_map_only
+from pipecompile.errors import PlanError
+from pipecompile.torch_private.dtensors import waited
+from pipecompile.torch_private.pytree import tree_leaves, tree_map_only
 
 __all__ = ["HEADER_LENGTH", "MessageLayout", "PayloadKind", "as_bytes", "encode", "name_checksum"]
 
@@ -89,7 +92,7 @@ class MessageLayout:
         if payload is None or self.kind is PayloadKind.NOTHING:
             return None
         if self.kind is PayloadKind.OBJECT:
-            return pickle.loads(payload.numpy().tobytes())  # noqa: S301 it comes from a rank of this very program
+            return _unpickled(payload)
         return payload.requires_grad_(self.requires_grad)
 
 
@@ -99,14 +102,15 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 def encode(value: Any, device: torch.device = CPU) -> tuple[MessageLayout, torch.Tensor | None]:
     """Return the layout of a value and a tensor with its payload, on `device`; that of an object is always on the CPU.
 
-    The tensor shares the memory of the value if that lies dense on `device`. A value that is no plain strided tensor is pickled.
+    The tensor shares the memory of the value if that lies dense on `device`. A value that is no plain strided tensor is pickled, but
+    the result of a collective under way is awaited.
     """
     if value is None:
         return MessageLayout(PayloadKind.NOTHING), None
-    if not _is_plain(value):
-        payload = torch.frombuffer(bytearray(pickle.dumps(_detached(value))), dtype=torch.uint8)
+    if not _is_plain(settled := waited(value)):
+        payload = _pickled(value)
         return MessageLayout(PayloadKind.OBJECT, len(payload), shape=(len(payload),), strides=(1,)), payload
-    plain = value.detach().resolve_conj().resolve_neg().to(device)
+    plain = settled.detach().resolve_conj().resolve_neg().to(device)
     if not plain.permute(_memory_order(plain.stride())).is_contiguous():
         plain = plain.contiguous()
     shape, strides = tuple(plain.shape), plain.stride()
@@ -129,11 +133,34 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN_TYPES and value.dim() <= _MAX_DIMS and not value.is_quantized
 
 
-def _detached(value: Any) -> Any:
-    """Return the value without its graph. Tensors of an accelerator are copied to the CPU: the receiver has another one."""
-    if isinstance(value, torch.Tensor):
-        return value.detach() if value.is_cpu else value.detach().cpu()
-    return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.is_cpu else tensor.detach().cpu(), value)
+def _pickled(value: Any) -> torch.Tensor:
+    """Return the bytes of a value whose tensors are without their graph and on the CPU: the receiver has another accelerator.
+
+    Raises PlanError for a value that cannot be pickled, as a DTensor, whose mesh has other ranks than the receiver's.
+    """
+    requires_grad = [tensor.requires_grad for tensor in _tensors_in(value)]
+    content = tree_map_only(torch.Tensor, lambda tensor: waited(tensor).detach().cpu(), value)
+    try:
+        text = pickle.dumps((content, requires_grad))
+    except Exception as error:
+        raise PlanError(
+            f"a value of type {type(value).__name__} cannot go to another rank",
+            why=f"it cannot be pickled: {type(error).__name__}: {error}",
+            hint="pin= or keep_together=, so that the value stays on one rank",
+        ) from error
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _unpickled(payload: torch.Tensor) -> Any:
+    """Return the value that `_pickled` wrote; its tensors are leaves of autograd."""
+    value, requires_grad = pickle.loads(payload.numpy().tobytes())  # noqa: S301 it comes from a rank of this very program
+    for tensor, is_required in zip(_tensors_in(value), requires_grad, strict=True):
+        tensor.requires_grad_(is_required)
+    return value
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _memory_order(strides: Sequence[int]) -> list[int]:

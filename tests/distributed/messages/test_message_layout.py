@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from pipecompile.distributed.messages.message_layout import (
     HEADER_LENGTH,
@@ -14,6 +16,7 @@ from pipecompile.distributed.messages.message_layout import (
     encode,
     name_checksum,
 )
+from pipecompile.errors import PlanError
 
 
 def sent(value: Any) -> Any:
@@ -77,6 +80,44 @@ def test_a_tensor_arrives_as_a_leaf_that_requires_grad() -> None:
     assert arrived.requires_grad
     assert arrived.is_leaf
     assert not sent(made.detach()).requires_grad
+
+
+class Marked(torch.Tensor):
+    """A kind of tensor that no header describes."""
+
+
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "subclass": lambda x: x.as_subclass(Marked),
+    "sparse": torch.Tensor.to_sparse,
+    "eleven dimensions": lambda x: x.reshape(-1, *[1] * 10),
+    "under way": lambda x: AsyncCollectiveTensor(x.detach()).requires_grad_(x.requires_grad),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_required", [True, False])
+def test_a_tensor_of_any_kind_keeps_whether_it_requires_grad(kind: str, is_required: bool) -> None:
+    """Also one in a container. Else the receiver returns None for the gradient of the sender."""
+    made = KINDS[kind](torch.ones(3, 2, requires_grad=is_required))
+    for arrived in (sent(made), sent([1, {"a": made}])[1]["a"]):
+        assert (arrived.requires_grad, arrived.is_leaf) == (is_required, True)
+        assert torch.equal(arrived.to_dense().reshape(3, 2), torch.ones(3, 2))
+
+
+def test_the_result_of_a_collective_is_awaited_and_sent_as_a_plain_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sum_arrived(self: AsyncCollectiveTensor) -> torch.Tensor:
+        return self.elem.mul_(3)
+
+    monkeypatch.setattr(AsyncCollectiveTensor, "trigger_wait", sum_arrived)
+    layout, payload = encode(AsyncCollectiveTensor(torch.ones(3)).requires_grad_())
+    assert layout == encode(torch.ones(3, requires_grad=True))[0]
+    assert payload is not None
+    assert payload.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_a_value_that_cannot_be_pickled_is_refused_with_its_type() -> None:
+    with pytest.raises(PlanError, match="a value of type function cannot go to another rank"):
+        encode(lambda: 0)
 
 
 def test_a_dense_tensor_is_sent_from_its_own_memory() -> None:
