@@ -32,7 +32,15 @@ from torch.distributed.checkpoint.metadata import (
 from pipecompile.errors import InputError
 from pipecompile.parameters.pure_unpickler import PureUnpickler, operations
 
-__all__ = ["CHECKSUMS", "CheckpointDamage", "MetadataReader", "check_files", "checksum_of", "read_metadata"]
+__all__ = [
+    "CHECKSUMS",
+    "CheckpointDamage",
+    "MetadataReader",
+    "check_files",
+    "check_sizes",
+    "checksum_of",
+    "read_metadata",
+]
 
 CHECKSUMS = "checksums.json"
 """The file with size and SHA-256 of every other file of a checkpoint."""
@@ -151,20 +159,26 @@ def checksum_of(file: Path) -> tuple[int, str]:
         return stream.tell(), digest
 
 
-def _check_sums(path: Path) -> None:
+def check_sizes(path: Path) -> Mapping[str, tuple[int, str]]:
+    """Raise CheckpointDamage unless each file has the size in the checksums. Return sizes in bytes and SHA-256 by file."""
     try:
         content = (path / CHECKSUMS).read_bytes()
         sums: dict[str, tuple[int, str]] = msgspec.json.decode(content, type=dict[str, tuple[int, str]])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamage(path / CHECKSUMS, f"it cannot be read: {error}") from error
-    for name, (size, digest) in sums.items():
+    for name, (size, _) in sums.items():
         file = path / _plain(path, name)
         if not file.is_file():
             raise CheckpointDamage(file, "it is missing")
         if (length := file.stat().st_size) != size:
             raise CheckpointDamage(file, f"it has {length:,} of {size:,} bytes")
-        if checksum_of(file)[1] != digest:
-            raise CheckpointDamage(file, "its bytes are not those that were written")
+    return sums
+
+
+def _check_sums(path: Path) -> None:
+    for name, (_, digest) in check_sizes(path).items():
+        if checksum_of(path / name)[1] != digest:
+            raise CheckpointDamage(path / name, "its bytes are not those that were written")
 
 
 def _check_entries(path: Path, metadata: Metadata) -> None:

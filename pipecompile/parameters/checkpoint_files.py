@@ -22,10 +22,12 @@ import torch
 from pipecompile.errors import InputError
 from pipecompile.ir.input_checks import file_path
 
-__all__ = ["LAST_GOOD", "check_readable", "latest_checkpoint", "read_checkpoint"]
+__all__ = ["ABANDONED", "LAST_GOOD", "check_readable", "latest_checkpoint", "read_checkpoint"]
 
 LAST_GOOD = "last_good"
 """The file beside the checkpoints with the name of the last one whose checksums were written."""
+ABANDONED = "abandoned"
+"""The file in a checkpoint with a higher number than one that was saved after it: the run went back."""
 _LAST_FILE = ".metadata"
 """The file that `torch.distributed.checkpoint` writes last, by an atomic rename."""
 
@@ -34,7 +36,8 @@ NamedTensors = Sequence[tuple[Sequence[str], torch.Tensor]]
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """Return the whole checkpoint in `directory` with the highest numbers in its name; None if there is none.
+    """Return the whole checkpoint in `directory` with the highest numbers in its name; None if there is none. Of a run that went back
+    and saved again, the checkpoints with higher numbers are passed over.
 
     A damaged one is warned of, with its file, one that was not finished as well, and the one before is taken. All files are read
     once; nothing in them runs.
@@ -48,6 +51,8 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
     last = CHECKSUMS if (folder / LAST_GOOD).exists() else _LAST_FILE
     begun = {file.parent for name in (_LAST_FILE, CHECKSUMS, "*.distcp") for file in folder.glob(f"*/{name}")}
     for path in sorted(begun, key=_number, reverse=True):
+        if (path / ABANDONED).exists():
+            continue
         if not any((path / name).exists() for name in (last, CHECKSUMS)):
             warn(f"the checkpoint {path} was not finished, and the one before is taken: it has no {last}", stacklevel=2)
             continue

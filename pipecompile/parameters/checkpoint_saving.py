@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +29,7 @@ from pipecompile.ir.input_checks import file_path, whole
 from pipecompile.ir.progress import task
 from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
+from pipecompile.parameters.checkpoint_retention import abandon_later, remove_old
 from pipecompile.parameters.save_attendance import RankMissing, SaveAttendance, noted_save
 from pipecompile.parameters.saving_group import Savers, saving_group, saving_ranks
 from pipecompile.torch_private.process_groups import timeout_of
@@ -37,7 +37,6 @@ from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = ["save_checkpoint"]
 
-_NAME = re.compile("[0-9]{8,}")
 _CUT_SHORT = ("unexpected pos", "failed writing", "No space left", "File too large", "quota exceeded")
 """Parts of errors of torch, and of the system, about a file that could not be written to its end."""
 
@@ -62,8 +61,10 @@ def save_checkpoint(
 ) -> Future[Path]:
     """Save `state` as the checkpoint of `step` in `directory`; on ranks, all call it with their parts. Its result is the path.
 
-    `keep` is the number of checkpoints to keep: older ones are removed when the new one is whole. With `asynchronous`, tensors are
-    copied to the CPU now and written beside the next steps; `result()` waits, and raises what the writing raised.
+    `keep` is the number of whole checkpoints to keep: older ones are removed when the new one is whole, which stays in any case. A
+    `step` below those in `directory` is of a run that went back: `latest_checkpoint` returns no higher one any more, and they count as
+    the oldest. With `asynchronous`, tensors are copied to the CPU now and written beside the next steps; `result()` waits, and raises
+    what the writing raised.
     """
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise InputError(f"state={shown(state)} is no dictionary by names", hint='{"model": pipe.state_dict()}')
@@ -207,8 +208,9 @@ def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, sav
     if savers is None or savers.rank == first:
         try:
             _write(path / CHECKSUMS, msgspec.json.encode(sums))
+            abandon_later(path)
             _write(path.parent / LAST_GOOD, path.name.encode())
-            _remove_old(path.parent, keep)
+            remove_old(path, keep)
         except OSError as error:
             cause, said = error, [str(error) if savers is None else f"rank {first}: {error}"]
     if savers is not None:
@@ -248,11 +250,3 @@ def _write(file: Path, content: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(file)
-
-
-def _remove_old(directory: Path, keep: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints. `.metadata` goes first: what a crash leaves is no checkpoint."""
-    names = sorted(path.parent.name for path in directory.glob("*/.metadata") if _NAME.fullmatch(path.parent.name))
-    for name in names[: -keep or None] if keep else ():
-        (directory / name / ".metadata").unlink(missing_ok=True)
-        shutil.rmtree(directory / name, ignore_errors=True)

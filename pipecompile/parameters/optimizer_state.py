@@ -16,6 +16,7 @@ from torch import nn
 
 from pipecompile.errors import InputError, described
 from pipecompile.ir.shown_value import shown
+from pipecompile.parameters.initial_state import initialised
 from pipecompile.torch_private.modules import children_of
 
 __all__ = ["load_optimizer_state", "optimizer_state_of"]
@@ -24,7 +25,8 @@ __all__ = ["load_optimizer_state", "optimizer_state_of"]
 def optimizer_state_of(
     parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, elsewhere: Collection[nn.Parameter] = ()
 ) -> dict[str, Any]:
-    """Return the state of `optimizer` by the names of `parameters`. An optimizer before its first step gets its initial state.
+    """Return the state of `optimizer` by the names of `parameters`. Before the first step, return the initial state, and leave the
+    optimizer without one.
 
     The optimizer may have the parameters `elsewhere`, too, which live on other ranks. Without parameters here it has no state.
     """
@@ -33,7 +35,8 @@ def optimizer_state_of(
     with _prepared(optimizer, parameters.values(), elsewhere) as has_parameters:
         if not has_parameters:
             return {}
-        return dict(get_optimizer_state_dict(_tree(parameters), optimizer, options=_flat()))
+        with initialised(optimizer):
+            return dict(get_optimizer_state_dict(_tree(parameters), optimizer, options=_flat()))
 
 
 def load_optimizer_state(
@@ -42,7 +45,9 @@ def load_optimizer_state(
     state: Mapping[str, Any],
     elsewhere: Collection[nn.Parameter] = (),
 ) -> None:
-    """Load `state`, as returned by `optimizer_state_of`, into `optimizer`."""
+    """Load `state`, as returned by `optimizer_state_of`, into `optimizer`. One before its first step stays so if `state` is the initial
+    one: its first step makes the state with its own rate, as without a checkpoint.
+    """
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
     hint = "pipe.load_optimizer_state_dict(optimizer, pipe.optimizer_state_dict(optimizer))"
@@ -54,7 +59,9 @@ def load_optimizer_state(
         if not state:
             raise InputError("state_dict is of another optimizer", why="it is empty", hint=hint)
         try:
-            set_optimizer_state_dict(_tree(parameters), optimizer, dict(state), options=_flat())
+            with initialised(optimizer) as initial:
+                set_optimizer_state_dict(_tree(parameters), optimizer, dict(state), options=_flat())
+                initial.keep_others()
         except (KeyError, TypeError, ValueError) as error:
             why = described(error)
             raise InputError("state_dict is of another optimizer", why=why, hint=hint) from error
@@ -86,7 +93,7 @@ def _prepared(
     """Remove gradients, parameters that live `elsewhere`, and groups without parameters from `optimizer` for the length of the context,
     which gets whether any are left: a rank whose stages are frozen has none.
 
-    PyTorch creates the state of a new optimizer by a step without effect, but not while parameters have gradients, and fails on
+    PyTorch saves no state of a new optimizer while parameters have gradients, and fails on
     a group without parameters on this rank. An optimizer that was made before the model was cut has those of other ranks, too.
     Raises InputError for parameters that are neither.
     """

@@ -2,6 +2,7 @@
 
 loop         0F0 1F0 1B0 0B0 0F1 1F1       micro-batch by micro-batch, the backward after the forward
 schedule     0F0 1F0 0F1 1B0 1F1 0B0       the same, where forwards alone draw and each stage has a device
+copies       0F0 0F2 0F1 0F3               others, also where one stage alone draws
 """
 
 from __future__ import annotations
@@ -33,13 +34,18 @@ class Draws:
                 order.append((one.microbatch, 1, -one.stage))
         return order == sorted(order)
 
-    def warning(self, *, threaded: bool) -> str:
-        """Return the text of a warning that these draw in another order than the plain loop."""
-        stages = ", ".join(map(str, sorted({*self.forward, *self.backward})))
-        where = f"the backward of stages {stages}" if self.backward else f"stages {stages}"
-        why = "threads of their own" if threaded else "the order of the schedule"
-        cure = "n_microbatches=1" if self.backward else "dispatch='inline'" if threaded else _A_DEVICE_EACH
+    def warning(self, *, threaded: bool, in_order: bool = False) -> str:
+        """Return the text of a warning that these draw in another order than the plain loop. `in_order`: one thread draws in the order of
+        the loop.
+        """
+        numbers = sorted({*self.forward, *self.backward})
+        has_more = len(numbers) > 1
+        stages = f"stage{'s' * has_more} {', '.join(map(str, numbers))}"
+        where, verb = f"the backward of {stages}" if self.backward else stages, "run" if has_more else "runs"
+        why = f"threads of {'their' if has_more else 'its'} own" if threaded else "the order of the schedule"
+        orders = ["dispatch='inline'"] * threaded + [_A_DEVICE_EACH] * (not in_order)
+        cure = "n_microbatches=1" if self.backward else ", with ".join(orders)
         return (
-            f"random numbers are drawn in {where}, which run in {why}: a step draws others than the"
+            f"random numbers are drawn in {where}, which {verb} in {why}: a step draws others than the"
             f" plain loop over its micro-batches. Try {cure}, if the same numbers matter"
         )

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from pipecompile.ir import HOST, UNTRAINED, Instruction, Op, Program
+from pipecompile.ir.directions import stage_devices
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.runtime.backward_draws import BackwardDraws, WatchingBuilder
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
@@ -120,10 +121,13 @@ class Executable:
         return self._warnings[key]
 
     def _draw_warning(self, draws: Draws, *, threaded: bool) -> str:
-        if len((*draws.forward, *draws.backward)) < 2 or any(device.type != "cpu" for device in self.devices):
+        stages = {*draws.forward, *draws.backward}
+        if not stages or any(device.type != "cpu" for device in self.devices):
             return ""
-        actions = [action for d, i in self.inline.order if (action := self.program.rows[d][i].action) is not None]
-        return "" if not threaded and draws.is_that_of_the_loop(actions) else draws.warning(threaded=threaded)
+        devices, actions = stage_devices(self.program), (self.program.rows[d][i].action for d, i in self.inline.order)
+        is_threaded = threaded and len(set().union(*(devices[s] for s in stages))) > 1
+        is_ordered = draws.is_that_of_the_loop(one for one in actions if one is not None)
+        return "" if is_ordered and not is_threaded else draws.warning(threaded=is_threaded, in_order=is_ordered)
 
     def _updated_buffers(self) -> dict[int, str]:
         """Return the names of the buffers that forwards may write, by id: all but those of deferred layers."""

@@ -25,6 +25,7 @@ def actions(text: str) -> list[Action]:
         ("0F0 1F0 0F1 1F1 1B0 1B1 0B0 0B1", Draws((), (0, 1)), False),
         ("0F0 0F1 1F0 1F1 1B0 0B0 1B1 0B1", Draws((0, 1)), False),
         ("0F0 0F1 1F0 1F1 1B0 0B0 1B1 0B1", Draws((1,)), True),
+        ("0F0 0F2 0F1 1F0 1F2 1F1", Draws((0,)), False),
         ("0F0 0R0 0B0 0F1 0R1 0B1", Draws((0,), (0,)), True),
         ("0F0 0I0 0F1 0W0 0I1 0W1", Draws((), (0,)), True),
         ("0F0 0I0 0F1 0I1 0W0 0W1", Draws((), (0,)), False),
@@ -39,6 +40,11 @@ def test_the_order_is_that_of_the_loop(text: str, draws: Draws, *, is_ordered: b
     [
         (Draws((0, 2)), True, ["stages 0, 2, which run in threads", "dispatch='inline'"]),
         (Draws((0, 1)), False, ["stages 0, 1, which run in the order of the schedule", "a device for each stage"]),
+        (
+            Draws((1,)),
+            True,
+            ["in stage 1, which runs in threads of its own", "Try dispatch='inline', with a device for each"],
+        ),
         (Draws((0,), (1,)), False, ["in the backward of stages 0, 1", "n_microbatches=1"]),
     ],
 )

@@ -99,3 +99,37 @@ def test_another_order_is_a_warning(options: dict[str, Any], is_warned: bool) ->
         model.eval()
         pipe.step(torch.randn(8, 8), target=torch.randn(8, 8))
     assert sum("random numbers are drawn in stages" in str(one.message) for one in caught) == is_warned
+
+
+@pytest.mark.filterwarnings("default::pipecompile.RecordingWarning")
+@pytest.mark.parametrize("place", [1, 2], ids=["first stage", "last stage"])
+@pytest.mark.parametrize(
+    ("options", "is_warned"),
+    [
+        ({"schedule": "chimera"}, [True, False]),
+        ({"schedule": "dualpipe"}, [True, False]),
+        ({"schedule": "chimera", "dispatch": "threads"}, [True, True]),
+        ({"schedule": "1f1b", "dispatch": "threads"}, [False, False]),
+        ({"schedule": "zb-h2"}, [False, False]),
+    ],
+    ids=str,
+)
+def test_one_stage_that_draws_out_of_order_is_a_warning(
+    options: dict[str, Any], is_warned: list[bool], place: int
+) -> None:
+    """A stage alone was taken to run its micro-batches in order. Its copies in a schedule of several directions do not."""
+    layers = [nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)]
+    layers.insert(place, nn.Dropout(0.5))
+    model, x, target = nn.Sequential(*layers), torch.randn(8, 8), torch.randn(8, 8)
+    eager = copy.deepcopy(model)
+    pipe = pc.compile(model, 2, **{"n_microbatches": 4, "loss_fn": square, "cost": "analytic"} | options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.manual_seed(1)
+        pipe.step(x, target=target)
+    torch.manual_seed(1)
+    sum(square(eager(a), b) / 4 for a, b in zip(x.chunk(4), target.chunk(4), strict=True)).backward()
+    is_found = any("random numbers are drawn in stage" in str(one.message) for one in caught)
+    is_equal = torch.allclose(model[0].weight.grad, eager[0].weight.grad)
+    assert is_found == is_warned[place - 1]
+    assert is_found or is_equal
