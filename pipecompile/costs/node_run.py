@@ -124,7 +124,11 @@ class NodeRun:
         self.value = map_tensors(self._settled, self._result)
 
     def _settled(self, result: Tensor) -> Tensor:
-        self._value_of[id(result)] = value = settled(result)
+        is_own = isinstance(
+            self._value_of.get(id(result)), nn.Parameter
+        )  # `requires_grad_` returns the parameter itself
+        value = nn.Parameter(result.detach(), result.requires_grad) if is_own else settled(result)
+        self._value_of[id(result)] = value
         return value
 
     def value_of(self, end: Tensor) -> Tensor:

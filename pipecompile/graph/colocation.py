@@ -22,6 +22,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.graph.left_branches import anchored_branches
+from pipecompile.graph.tensor_settings import changed_tensors, tie_flags
 from pipecompile.tracing.emit.closures import rebuilt
 from pipecompile.tracing.graph_facts import Ties
 from pipecompile.tracing.graph_text import ModuleStub
@@ -88,6 +89,7 @@ def _tied(graph: fx.GraphModule, *, copies: bool) -> tuple[nx.Graph[str], list[t
     _tie_gradients(nodes, ties)
     _tie_kept_gradients(nodes, ties)
     _tie_left_values(graph, nodes, ties)
+    tie_flags(graph, nodes, ties)
     copied: list[tuple[str, str]] = []
     writes = _tie_writes(graph, nodes, ties, copied if copies else None)
     return ties, [*writes, *_tie_draws(nodes, ties)], copied
@@ -220,13 +222,13 @@ def _tie_writes(
 
     Parameters, buffers and constants outlive the micro-batch, and the next micro-batch may write them again while a later stage
     still reads: all their readers are tied to the writer. So are the readers of an input that a node writes. With `copied`,
-    other memory is tied as `_tie_with_copies` says.
+    other memory is tied as `_tie_with_copies` says, unless a call changes its tensor itself, as hooks do.
     """
     last_write = {storage: i for i, node in enumerate(nodes) for storage in facts(node).mutates}
     outside = [node for node in graph.graph.nodes if node.op in ("get_attr", "placeholder")]
     lasting = {storage for node in outside if node.op == "get_attr" for storage in facts(node).storages}
     lasting |= {storage for node in nodes for storage in facts(node).reads}
-    fixed = lasting | {storage for node in outside for storage in facts(node).storages}
+    fixed = lasting | changed_tensors(nodes) | {storage for node in outside for storage in facts(node).storages}
     tied: defaultdict[int, list[fx.Node]] = defaultdict(list)
     touching: defaultdict[int, list[fx.Node]] = defaultdict(list)
     precedence = []

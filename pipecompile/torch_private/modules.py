@@ -19,6 +19,7 @@ __all__ = [
     "BatchNorm",
     "CALL_MACHINERY",
     "EXTRA_STATE",
+    "GLOBAL_BACKWARD_HOOKS",
     "GLOBAL_FORWARD_HOOKS",
     "HOOK_ATTRIBUTES",
     "HOOK_TABLES",
@@ -84,6 +85,12 @@ GLOBAL_FORWARD_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = (
     _module._global_forward_pre_hooks,
 )
 """Hooks that every module runs. 2.11."""
+
+GLOBAL_BACKWARD_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = (
+    _module._global_backward_hooks,
+    _module._global_backward_pre_hooks,
+)
+"""Hooks that every module runs with its backward. 2.11."""
 
 
 def users_hooks(table: Mapping[int, Any]) -> tuple[Any, ...]:

@@ -117,6 +117,13 @@ def test_the_value_is_outside_any_graph() -> None:
     assert (double.grad_fn, double.requires_grad, plain.requires_grad, three) == (None, True, False, 3)
 
 
+def test_a_parameter_that_a_node_returns_is_still_a_parameter() -> None:
+    run = run_of(lambda weight: weight.requires_grad_(True), nn.Parameter(torch.ones(2)))
+    run.first()
+    assert isinstance(run.value, nn.Parameter)
+    NodeRun(lambda weight: weight.requires_grad_(False), [run.value], {}, (), SavedLedger(())).first()
+
+
 def test_named_results_keep_their_names() -> None:
     run = run_of(lambda x: x.max(dim=0), wanting(2, 3))
     run.first()

@@ -26,7 +26,7 @@ from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, for
 from pipecompile.runtime.cells.gradient_layouts import Layout
 from pipecompile.runtime.cells.kept_gradients import KeptTensor, kept_gradients_noted, pass_on, references
 from pipecompile.runtime.cells.loss_arguments import unwritten
-from pipecompile.runtime.cells.saved_state import state_copied
+from pipecompile.runtime.cells.saved_state import flags_restored, state_copied
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.accelerators import random_state, set_random_state
@@ -56,8 +56,8 @@ Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 @dataclass(slots=True)
 class Recipe:
     """State in which a forward began: random state, autocast, buffers, the inputs that it then wrote, by place, the numbers
-    of the model that it read, by label, what was where its effect nodes write, what Python of the user's changed since, and the
-    tensors whose gradients it asked for.
+    of the model that it read, by label, what was where its effect nodes write, whether the tensors whose `requires_grad` it sets
+    required gradients, what Python of the user's changed since, and the tensors whose gradients it asked for.
     """
 
     random: _Random | None
@@ -66,6 +66,7 @@ class Recipe:
     inputs: dict[int, torch.Tensor]
     numbers: dict[str, Any]
     left: list[Any]
+    flags: list[bool]
     change: Change | None = None
     kept: Sequence[KeptTensor] = ()
 
@@ -194,7 +195,7 @@ def _restored(before: Recipe, stage: StageRun, device_types: Sequence[str]) -> A
     elif not autocast:
         autocast = tuple((kind, dtype, False) for kind, dtype, _ in now)
     changes = autocast or before.random is not None or stage.effects.written_buffers or before.numbers or before.left
-    is_changed = bool(changes) or before.change is not None
+    is_changed = bool(changes or before.flags) or before.change is not None
     return _state_restored(before, autocast, stage) if is_changed else _UNCHANGED
 
 
@@ -212,6 +213,7 @@ def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iter
         if before.numbers:
             stack.enter_context(stage.effects.lifted.restored(before.numbers))
         stack.enter_context(restored_places(stage.effects.places, before.left))
+        stack.enter_context(flags_restored(stage.effects.flagged, before.flags))
         state = [tensor for tensor in (*written, *stage.effects.written_buffers) if not tensor.is_inference()]
         stack.enter_context(preserve_versions(tuple(state)))
         stack.enter_context(state_copied(state))
@@ -250,11 +252,12 @@ def _recipe(
         {place: copied(values[place]) for place in {*effects.written_inputs, *effects.loss_inputs}},
         effects.lifted.numbers,
         [place.before() for place in effects.places],
+        [tensor.requires_grad for tensor in effects.flagged],
         change,
     )
 
 
-_NOTHING = Recipe(None, (), [], {}, {}, [])
+_NOTHING = Recipe(None, (), [], {}, {}, [], [])
 """The recipe of a forward that neither reads nor writes state, without autocast."""
 
 

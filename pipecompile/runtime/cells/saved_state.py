@@ -8,7 +8,7 @@ evaluation mode reads running statistics in its backward, and a later call in tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.storages import storage_key, version_of
 
-__all__ = ["state_copied"]
+__all__ = ["flags_restored", "state_copied"]
 
 
 class _Saved:
@@ -78,3 +78,20 @@ def state_copied(state: Iterable[torch.Tensor]) -> Iterator[None]:
     with torch.no_grad():
         for saved in found:
             saved.copy()
+
+
+@contextmanager
+def flags_restored(tensors: Sequence[torch.Tensor], flags: Sequence[bool]) -> Iterator[None]:
+    """Set `requires_grad` of these tensors in this context, and at its end to what it was before."""
+    before = [tensor.requires_grad for tensor in tensors]
+    _set_flags(tensors, flags)
+    try:
+        yield
+    finally:
+        _set_flags(tensors, before)
+
+
+def _set_flags(tensors: Sequence[torch.Tensor], flags: Sequence[bool]) -> None:
+    for tensor, flag in zip(tensors, flags, strict=True):
+        if tensor.requires_grad != flag:
+            tensor.requires_grad_(flag)

@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.graph.stages import Stage
+from pipecompile.graph.tensor_settings import flagged_memory
 from pipecompile.runtime.cells.kept_gradients import names_retain_grad
 from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.torch_private.kernel_settings import set_kernel_settings
@@ -50,6 +51,7 @@ class SideEffects:
     lifted            the numbers of the model that it reads at every run
     places            where its effect nodes write
     runs_python       it has pieces of the user's that are kept whole, or hooks of layers
+    flagged           tensors of the model whose `requires_grad` its nodes set
     hooks_backward    its backward may run Python of the user's: hooks on tensors and layers, autograd functions, regions, these pieces
     holders           the modules and functions whose state these, and the loss, may change
     """
@@ -70,6 +72,7 @@ class SideEffects:
     retains: bool = False
     sets_kernels: bool = False
     hooks_backward: bool = False
+    flagged: tuple[torch.Tensor, ...] = ()
 
     @cached_property
     def keeps_gradients(self) -> bool:
@@ -90,7 +93,7 @@ class SideEffects:
     def is_stateless(self) -> bool:
         """Return whether a forward neither draws, nor writes buffers or inputs, nor reads numbers, nor leaves values on the model."""
         kept = self.draws, self.written_buffers, self.written_inputs, self.lifted is not NOTHING_LIFTED, self.places
-        return not any((*kept, self.holders, self.loss_inputs, self.retains))
+        return not any((*kept, self.holders, self.loss_inputs, self.retains, self.flagged))
 
     @property
     def leaves_values(self) -> bool:
@@ -130,6 +133,7 @@ class SideEffects:
             retains=any(node.op == "call_method" and node.target == "retain_grad" for node in nodes),
             sets_kernels=any(node.target is set_kernel_settings for node in nodes),
             hooks_backward=any(_hooks_backward(stage.module, node) for node in nodes),
+            flagged=tuple(_attributes_in(stage.module, nodes, flagged_memory(nodes))),
         )
 
 
@@ -140,9 +144,15 @@ def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: 
             called = module.get_submodule(str(node.target))
             yield from called.buffers()
             yield from called.written if isinstance(called, OpaqueModule) else ()
-        elif node.op == "get_attr" and written & facts(node).storages:
-            *parents, name = str(node.target).split(".")
-            yield getattr(module.get_submodule(".".join(parents)), name)
+        else:
+            yield from _attributes_in(module, [node], written)
+
+
+def _attributes_in(module: fx.GraphModule, nodes: Sequence[fx.Node], memory: set[int]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that nodes of attributes name and that are in this memory."""
+    for node in nodes:
+        if node.op == "get_attr" and memory & facts(node).storages:
+            yield _attribute(module, node)
 
 
 def _uses(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> Counter[int]:
@@ -163,9 +173,14 @@ def _uses(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> Counter[int]:
 
 
 def _held_key(module: fx.GraphModule, node: fx.Node) -> int:
-    *parents, name = str(node.target).split(".")
-    held = getattr(module.get_submodule(".".join(parents)), name)
+    held = _attribute(module, node)
     return storage_key(held) if isinstance(held, torch.Tensor) and held.layout is torch.strided else 0
+
+
+def _attribute(module: fx.GraphModule, node: fx.Node) -> Any:
+    """Return the attribute that a node names."""
+    *parents, name = str(node.target).split(".")
+    return getattr(module.get_submodule(".".join(parents)), name)
 
 
 def _sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:

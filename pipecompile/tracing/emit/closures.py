@@ -4,14 +4,16 @@ scale = h.mean()                           scale = mean(h)
 h.register_hook(lambda g: g * scale)       hook = rebuilt(<lambda>, [scale])
                                            register_hook(h, hook)
 
-The same holds for defaults, and for sizes that depend on the batch.
+The same holds for defaults, and for sizes that depend on the batch. A list or dict is rebuilt if the call made its tensors. Other
+containers are the user's own objects: a hook may write into a list, and the user reads the list.
 """
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -19,20 +21,33 @@ import torch
 from pipecompile.batching.block_masks import with_cells
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.reachable_code import has_content
 
 __all__ = ["ClosedOver", "rebuilt", "tensor_cells"]
 
 
 def tensor_cells(function: object) -> dict[str, Any]:
-    """Return the contents, by name, of the variables that a function closes over and of its defaults, if they hold tensors or sizes of
-    the batch, also in functions there.
+    """Return the contents, by name, of the variables that a function closes over and of its defaults, if they are tensors, or hold
+    tensors of this call or sizes of the batch, also in functions there.
+
+    A tensor from before the call in a variable that the function assigns anew is left where it is: the next call reads what is there.
     """
     if not isinstance(function, FunctionType):
         return {}
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     contents = {name: cell.cell_contents for name, cell in cells.items() if has_content(cell)} | _defaults(function)
-    return {name: content for name, content in contents.items() if content is not function and _has_tensors(content)}
+    own = {name for name in _assigned(function.__code__) if not _is_of_call(contents.get(name))}
+    return {
+        n: content for n, content in contents.items() if n not in own and content is not function and _is_held(content)
+    }
+
+
+def _assigned(code: CodeType) -> set[str]:
+    """Return the variables of enclosing functions that the code, or functions in it, assign."""
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _assigned(one)]
+    stored = [one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_DEREF", "DELETE_DEREF")]
+    return {name for name in (*inner, *stored) if name in code.co_freevars}
 
 
 def rebuilt(function: FunctionType, names: Sequence[str], contents: Sequence[Any]) -> FunctionType:
@@ -80,9 +95,18 @@ class ClosedOver:
                 )
 
 
-def _has_tensors(content: Any) -> bool:
-    if isinstance(content, (torch.Tensor, torch.SymInt, torch.SymFloat)):
+def _is_held(content: Any) -> bool:
+    """Return whether the content is a tensor, or holds something of this call."""
+    return isinstance(content, torch.Tensor) or _is_of_call(content)
+
+
+def _is_of_call(content: Any) -> bool:
+    """Return whether the content is, or holds, a tensor of this call or a size of its batch."""
+    if isinstance(content, (FakeTensor, torch.SymInt, torch.SymFloat)):
         return True
     if isinstance(content, FunctionType):
         return bool(tensor_cells(content))
-    return isinstance(content, (list, tuple, dict)) and any(map(_has_tensors, pytree.tree_leaves(content)))
+    return isinstance(content, _CONTAINERS) and any(map(_is_of_call, pytree.tree_leaves(content)))
+
+
+_CONTAINERS = (list, tuple, dict)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, users_hooks
+from pipecompile.torch_private.modules import GLOBAL_BACKWARD_HOOKS, GLOBAL_FORWARD_HOOKS, users_hooks
 from pipecompile.tracing.container_items import CONTAINERS
 from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.container_state import add_container, is_atom
@@ -83,7 +83,8 @@ class StateReader:
         self._known_reads = known
         self.state.reads = known or {}
         self.later(self.model, "model", "")
-        for table, kind in zip(GLOBAL_FORWARD_HOOKS, ("hooks", "pre-hooks"), strict=True):
+        kinds = ("hooks", "pre-hooks", "backward hooks", "backward pre-hooks")
+        for table, kind in zip((*GLOBAL_FORWARD_HOOKS, *GLOBAL_BACKWARD_HOOKS), kinds, strict=True):
             self.state.add_row(users_hooks, table)
             self.later(users_hooks(table), f"{kind} of all modules", "")
         self._visit_all()

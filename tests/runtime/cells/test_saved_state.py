@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from pipecompile.runtime.cells.saved_state import state_copied
+from pipecompile.runtime.cells.saved_state import flags_restored, state_copied
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 
 pytestmark = pytest.mark.smoke
@@ -66,3 +66,18 @@ def test_state_that_the_forward_itself_spoils_is_an_error_as_usual():
 def test_without_state_there_are_no_hooks():
     with state_copied([]):
         assert saved_tensor_hooks() is None
+
+
+def test_flags_hold_in_the_block_and_are_those_from_before_it_at_its_end():
+    one, two = torch.ones(1, requires_grad=True), torch.ones(1)
+    found = []
+
+    def fails():
+        with flags_restored([one, two], [False, True]):
+            found.extend([one.requires_grad, two.requires_grad])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert found == [False, True]
+    assert [one.requires_grad, two.requires_grad] == [True, False]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.torch_private.modes import FakeTensorMode
 from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
 from tests.support.eager import accumulate, assert_same
 
@@ -24,10 +25,23 @@ def made(content: Any) -> Any:
 def test_contents_with_tensors_are_named_also_in_functions_and_containers() -> None:
     one, two = torch.ones(()), torch.full((), 2.0)
     assert tensor_cells(made(one)) == {"content": one}
-    assert list(tensor_cells(made([1, {"x": one}]))) == ["content"]
+    with FakeTensorMode():
+        assert list(tensor_cells(made([1, {"x": torch.ones(())}]))) == ["content"]
     assert list(tensor_cells(made(made(one)))) == ["content"]
     assert tensor_cells(made(4)) == tensor_cells(len) == tensor_cells(None) == {}
     assert rebuilt(made(one), ["content"], [two])(5.0) == 30
+
+
+def test_containers_with_tensors_from_before_the_call_and_assigned_variables_stay_the_users() -> None:
+    one = torch.ones(())
+    assert tensor_cells(made([one])) == tensor_cells(made({"x": one})) == {}
+
+    def assigns(gradient: torch.Tensor) -> torch.Tensor:
+        nonlocal one
+        one = one + gradient.norm()
+        return gradient * one
+
+    assert tensor_cells(assigns) == {}
 
 
 class Hooked(nn.Module):
@@ -114,6 +128,57 @@ def test_a_variable_that_is_assigned_anew_is_refused_at_the_line_of_the_hook() -
     assert "test_closures.py" in str(raised.value)
     closed = ClosedOver()
     closed.check()
+
+
+class Notes(nn.Module):
+    """Has a hook that notes norms in a list of the user's, or in a variable of a function, and scales the gradient by the first one."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.kind = nn.Linear(4, 4), nn.Linear(4, 1), kind
+        self.noted = [torch.ones(())]
+        self.scaled, self.last = variable()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, noted = self.a(x).tanh(), self.noted
+
+        def note(gradient: torch.Tensor, kept: Any = None) -> torch.Tensor:
+            (noted if kept is None else kept)[0] = noted[0] / 2 + gradient.norm()
+            return gradient * noted[0]
+
+        def note_default(gradient: torch.Tensor, kept: Any = noted) -> torch.Tensor:
+            return note(gradient, kept)
+
+        if h.requires_grad:
+            h.register_hook({"cell": note, "default": note_default, "variable": self.scaled}[self.kind])
+        return self.b(h)
+
+
+def variable() -> tuple[Any, Any]:
+    last: Any = None
+
+    def scaled(gradient: torch.Tensor) -> torch.Tensor:
+        nonlocal last
+        last = gradient.norm() if last is None else last / 2 + gradient.norm()
+        return gradient * last
+
+    return scaled, lambda: last
+
+
+@pytest.mark.filterwarnings("ignore::pipecompile.RecordingWarning")
+@pytest.mark.parametrize("kind", ["cell", "default", "variable"])
+def test_a_hook_writes_into_the_users_own_containers_and_variables(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Notes(kind)
+    torch.manual_seed(0)
+    eager = Notes(kind)
+    pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=nn.functional.mse_loss, cost="analytic")
+    for _ in range(3):
+        x, target = torch.randn(4, 4), torch.randn(4, 1)
+        pipe.step(x, target=target)
+        accumulate(eager, x, 2, nn.functional.mse_loss, target)
+        assert_same(model, eager, 1e-6)
+        torch.testing.assert_close([model.noted, model.last()], [eager.noted, eager.last()])
 
 
 class LeavesActivation(nn.Module):

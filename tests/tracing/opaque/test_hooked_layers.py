@@ -47,6 +47,28 @@ class Differentiated(nn.Module):
 def nothing(*_: Any) -> None: ...
 
 
+GLOBAL = {
+    "full": nn.modules.module.register_module_full_backward_hook,
+    "before": nn.modules.module.register_module_full_backward_pre_hook,
+}
+
+
+@pytest.mark.parametrize("kind", GLOBAL)
+def test_backward_hooks_of_all_modules_are_refused_before_and_after_the_first_step(kind: str) -> None:
+    x, target = torch.randn(4, 4).double(), torch.randn(4, 4).double()
+    pipe = pc.compile(net(Counted()), 2, loss_fn=nn.functional.mse_loss, n_microbatches=2, cost="analytic")
+    for _ in range(2):
+        handle = GLOBAL[kind](nothing)
+        try:
+            with pytest.raises(pc.TraceError, match="backward hooks of all modules") as raised:
+                pipe.step(x, target=target)
+        finally:
+            handle.remove()
+        assert "nothing" in str(raised.value)
+        assert raised.value.code == "PC106"
+        pipe.step(x, target=target)
+
+
 def net(layer: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4)).double()
 
