@@ -134,8 +134,7 @@ class ListedSteps:
             one.require_loss(listed.has_targets)
         refuse_in_list(recordings, listed.sizes, listed.targets)
         check_target(listed.targets, options)
-        is_whole = trains == self.cache.options.has_backward
-        kind = "step" if is_whole else "loss"
+        is_whole, kind = (True, "step") if trains == options.has_backward else (False, "loss")
         program = self.cache.listed.step(recordings, with_target=listed.has_targets, kind=kind)
         ports = ListedPorts(program.recordings, [one.inputs for one in recordings], program.name, listed.calls)
         arrivals, weights = self._arrivals(recordings, listed, ports, scaler)
