@@ -16,6 +16,7 @@ import torch
 from pipecompile.distributed.agreement.stale_values import OldValues
 from pipecompile.distributed.collectives import COLLECTIVE_PART
 from pipecompile.distributed.communicator import Communicator
+from pipecompile.distributed.data_parallel.exchange_order import exchange_order
 from pipecompile.distributed.data_parallel.gradient_ready import completed
 from pipecompile.distributed.data_parallel.replicas import Replicas
 from pipecompile.distributed.data_parallel.sharded_row import ShardedRow
@@ -86,6 +87,7 @@ class RankExecutable(Executable):
             for buffer in effects.written_buffers
         )
         self._connected: Mirrors | None = None
+        self._order: tuple[frozenset[int], str] | None = None
         self.updates = self._own_updates()
 
     def _own_updates(self) -> HookedUpdates:
@@ -127,7 +129,7 @@ class RankExecutable(Executable):
             if self._connected is not self.mirrors:
                 self.values.connect(directed_pairs(self.program) | self.tied.pairs)
                 self._connected = self.mirrors
-            self.replicas.agree(self._summary)
+            self.replicas.agree(f"{self._summary} on weights {self._exchanged(self.replicas.loss_weights)}")
             self.sharded.begin()
             self.values.begin(lambda: StepState(f"{self._summary}, samples {sizes}", self._own_state(arrivals)))
             return super().frame(sizes, arrivals, threaded=threaded)
@@ -255,6 +257,15 @@ class RankExecutable(Executable):
         row, reduced = self.program.rows[self.device], self.sharded.reduced
         own = [weights - self.tied.tied for weights in self.sharded.weights]
         return completed(row, [frozenset() if stage in reduced else weights for stage, weights in enumerate(own)])
+
+    def _exchanged(self, loss: frozenset[int]) -> str:
+        """Return a digest of what copies exchange in a step, beside the program, if the loss uses these weights."""
+        if self.replicas.group is None:
+            return ""
+        if self._order is None or self._order[0] != loss:
+            weights = [cell.parameters for cell in self.cells]
+            self._order = loss, exchange_order(weights, self.norms.norms, loss, self.replicas.weights.named())
+        return self._order[1]
 
     @cached_property
     def sharded(self) -> ShardedRow:

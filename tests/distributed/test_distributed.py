@@ -240,6 +240,12 @@ def test_tensors_of_all_kinds_cross_a_cut_with_their_gradients(run: RankRun, cas
         assert max(each.values()) < 1e-14
 
 
+@pytest.mark.parametrize("case", ["tasks of copies", "tasks of copies, sharded"])
+def test_copies_that_take_other_branches_sum_the_gradients_of_one_parameter_only(run: RankRun, case: str) -> None:
+    for each in run.of(case):
+        assert max(each.values()) < 1e-14
+
+
 def test_shards_of_layers_in_parts_are_those_of_fully_shard(run: RankRun) -> None:
     """Their placements and rows; whole states and states of `fully_shard` are loaded. A checkpoint goes on in stages and copies."""
     for each in run.of("dp_shard x tp, states"):

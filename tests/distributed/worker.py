@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.distributed import (  # noqa: E402
     batch_norms,
+    branches,
     cases,
     changes,
     direct,
@@ -82,7 +83,7 @@ def _rank(rank: int, line: Connection, folder: Path) -> None:
     with (folder / f"{rank}.json").open("w") as out:
         every = cases.CASES | layouts.CASES | meshes.CASES | overlaps.CASES | batch_norms.CASES | changes.CASES
         every |= listed.CASES | direct.CASES | own_order.CASES | sharded_losses.CASES | resharded.CASES
-        every |= held.CASES | shards_of_layers.CASES | sliced.CASES | tensor_kinds.CASES
+        every |= held.CASES | shards_of_layers.CASES | sliced.CASES | tensor_kinds.CASES | branches.CASES
         for name, case in every.items():
             if name in FULL_ONLY and not cases.FULL:
                 continue

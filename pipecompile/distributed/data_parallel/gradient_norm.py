@@ -11,7 +11,7 @@ from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 
 from pipecompile.distributed.collectives import CollectiveGroup
-from pipecompile.torch_private.dtensors import local
+from pipecompile.torch_private.dtensors import local, part_of
 from pipecompile.torch_private.grad_scalers import note_infinity
 
 __all__ = ["scale_to_norm", "spread_infinities", "total_norm"]
@@ -20,11 +20,28 @@ __all__ = ["scale_to_norm", "spread_infinities", "total_norm"]
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: float, pipeline: CollectiveGroup) -> torch.Tensor:
     """Return the norm of the gradients of all ranks of a pipeline. A DTensor is counted once, not once per rank."""
     total = torch.zeros((), dtype=torch.float64, device="cpu")
+    if norm_type == torch.inf:
+        gradients = [_with_elements(gradient) for gradient in gradients]
     for _, same_placement in groupby(sorted(gradients, key=_placement), key=_placement):
         norm = torch.nn.utils.get_total_norm([*same_placement], norm_type)
         norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(total)
         total = torch.maximum(total, norm) if norm_type == torch.inf else total + norm**norm_type
     return pipeline.max(total) if norm_type == torch.inf else pipeline.sum(total) ** (1 / norm_type)
+
+
+def _with_elements(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient of the same largest element that has one on this rank at least: torch takes no infinity norm of an empty part.
+
+    All ranks that share a DTensor take its norm together, so that none can leave it out.
+    """
+    own = part_of(gradient)
+    if own.numel():
+        return gradient
+    zeros = own.new_zeros([max(size, 1) for size in own.shape])
+    if not isinstance(gradient, DTensor):
+        return zeros
+    layout = gradient.device_mesh, gradient.placements
+    return DTensor.from_local(zeros, *layout, run_check=False, shape=gradient.shape, stride=gradient.stride())
 
 
 def _placement(gradient: torch.Tensor) -> str:

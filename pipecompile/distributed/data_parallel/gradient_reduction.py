@@ -132,13 +132,16 @@ class GradientReduction:
         )
 
     def loss_of_batch(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """Return the loss of the batch, from this replica's; None on a replica without samples. All replicas call this together."""
+        """Return the loss of the batch, from this replica's; None on a replica without samples. All replicas call this together.
+
+        It has the dtype of this replica's loss. The sum is in float64: targets of one replica may have another dtype.
+        """
         if self.is_alike:
             assert loss is not None
-            return self.group.sum(self.part_of(loss))
+            return self.group.sum(self.part_of(loss).double()).to(loss.dtype)
         part = [0.0, -1.0] if loss is None else [float(self.part_of(loss)), float(_DTYPES.index(loss.dtype))]
         rows = self.group.all_gather(torch.tensor(part, dtype=torch.float64, device="cpu")).tolist()
-        dtype = _DTYPES[max(int(row[1]) for row in rows)]
+        dtype = _DTYPES[max(int(row[1]) for row in rows)] if loss is None else loss.dtype
         return torch.tensor(sum(row[0] for row in rows), dtype=dtype, device=None if loss is None else loss.device)
 
     def part_of(self, loss: torch.Tensor) -> torch.Tensor:

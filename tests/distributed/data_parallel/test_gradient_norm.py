@@ -50,6 +50,17 @@ def test_sharded_gradients_are_counted_once(single_rank: None) -> None:
     assert total_norm(gradients, 2.0, TwoRanks(torch.tensor(0.0))).item() == pytest.approx(5.0)
 
 
+def test_an_empty_part_has_infinity_norm_zero(single_rank: None) -> None:
+    """A matrix of fewer rows than copies has no row on some ranks, which raised an error."""
+    mesh = init_device_mesh("cpu", (1,))
+    layout = {"run_check": False, "shape": torch.Size([1, 3]), "stride": (3, 1)}
+    empty = DTensor.from_local(torch.zeros(0, 3), mesh, [Shard(0)], **layout)
+    for gradients in ([empty], [empty, torch.zeros(0), torch.tensor([-2.0])]):
+        expected = 2.0 * (len(gradients) > 1)
+        assert total_norm(gradients, torch.inf, TwoRanks(torch.tensor(0.0))).item() == expected
+        assert total_norm(gradients, 2.0, TwoRanks(torch.tensor(0.0))).item() == expected
+
+
 def test_gradients_are_scaled_down_but_never_up() -> None:
     gradients = [torch.tensor([3.0]), torch.tensor([4.0], dtype=torch.float64)]
     scale_to_norm(gradients, torch.tensor(5.0, dtype=torch.float64), 1.0)

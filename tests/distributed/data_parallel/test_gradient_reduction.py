@@ -62,6 +62,23 @@ def test_a_part_without_samples_weighs_nothing_and_gets_the_loss_in_its_dtype() 
     assert torch.equal(step.loss_of_batch(None), torch.tensor(0.75, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_losses_of_all_dtypes_are_summed_in_one(dtype: torch.dtype, is_alike: bool) -> None:
+    """Targets of one copy alone may have another dtype; gloo aborted, or added bits of another format."""
+    sums: list[torch.dtype] = []
+
+    def with_others(tensor: torch.Tensor) -> torch.Tensor:
+        sums.append(tensor.dtype)
+        return tensor + 0.25
+
+    step = reduction(None, [{0: 0.25, 1: 1.0}])
+    step.is_alike, step.group.sum = is_alike, with_others  # type: ignore[method-assign]
+    loss = step.loss_of_batch(torch.tensor(0.5, dtype=dtype))
+    assert (loss.item(), loss.dtype) == (0.75, dtype)
+    assert sums == [torch.float64] * is_alike
+
+
 def test_the_divisor_of_a_loss_that_counts_nothing_is_its_floor() -> None:
     step = reduction(0.0, [{0: 0.0}])
     step.floor = 1.0
