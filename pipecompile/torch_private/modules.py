@@ -85,6 +85,12 @@ GLOBAL_FORWARD_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = (
 )
 """Hooks that every module runs. 2.11."""
 
+GLOBAL_BACKWARD_HOOKS: tuple[dict[int, Callable[..., Any]], ...] = (
+    _module._global_backward_hooks,
+    _module._global_backward_pre_hooks,
+)
+"""Hooks that the backward of every module runs. 2.11."""
+
 
 def users_hooks(table: Mapping[int, Any]) -> tuple[Any, ...]:
     """Return the hooks of a table that are not torch's own, such as those of `FlopCounterMode`, which look and change nothing. 2.11."""
