@@ -80,6 +80,7 @@ class SlicedSteps:
         if stages is None:
             with unwatched():
                 stages = whole.slicing[sliced.n_slices] = slice_stages(whole, sliced, self.cache.context)
+        stages.flow.check_layers()
         _check_sizes(stages.specialization, sliced.sizes)
         return whole, batch, stages, sliced
 

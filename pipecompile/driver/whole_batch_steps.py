@@ -8,6 +8,8 @@ What the model computes behind the first operation by which samples meet runs on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,8 +18,9 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.joined_calls import Ran, joined_call
 from pipecompile.driver.loss_reads import warn_of_left
+from pipecompile.errors import InputError
 from pipecompile.runtime.cells.stage_call import loss_function
-from pipecompile.runtime.results import require_gradient, without_backward
+from pipecompile.runtime.results import UnmergedError, require_gradient, without_backward
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.device_functions import to_device
 
@@ -34,7 +37,8 @@ def whole_batch_step(
     """
     options, trains = cache.options, cache.options.is_training_now
     with torch.set_grad_enabled(trains):
-        output, ran = joined_call(cache, inputs, lambda specialization: specialization.require_loss(target is not None))
+        with _own_refusal():
+            output, ran = joined_call(cache, inputs, lambda form: form.require_loss(target is not None))
         warn_of_left(cache.latest)
         device = cache.latest.stage_devices[-1]
         placed = pytree.tree_map_only(torch.Tensor, lambda tensor: to_device(tensor, device), target)
@@ -44,3 +48,17 @@ def whole_batch_step(
         require_gradient([loss])
         (loss if scaler is None else scaler.scale(loss)).backward()
     return without_backward(loss.detach()), aux, ran if trains else last
+
+
+@contextmanager
+def _own_refusal() -> Iterator[None]:
+    """Say of a step, too, why the output of the model cannot be put together in the block: the loss reads the whole of it."""
+    try:
+        yield
+    except UnmergedError as error:
+        raise InputError(
+            'a step with across_batch="exact" needs the whole output of the model, which cannot be put together from micro-batches',
+            where=error.where,
+            why=error.why,
+            hint='across_batch="each", with which the samples of a micro-batch meet; or n_microbatches=1',
+        ) from error

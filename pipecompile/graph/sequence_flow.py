@@ -21,6 +21,7 @@ from pipecompile.graph.causal_masks import constants_of, is_causal_mask
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.row_order import word_of
 from pipecompile.graph.sequence_axes import Axis, SequenceAxes, UnclearAxisError
+from pipecompile.graph.slice_layers import fault_on_slices
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -54,6 +55,7 @@ class SequenceFlow:
         self.tables: dict[fx.Node, int] = {}
         self.unclear: set[fx.Node] = set()
         self.constants = constants_of(part)
+        self._calls = [one for one in compute_nodes(part) if one.op == "call_module" or word_of(one) == "embedding"]
         self._check_calls()
         self.axes = SequenceAxes(part, whole, n_slices, length)
         for node in part.graph.nodes:
@@ -61,6 +63,14 @@ class SequenceFlow:
                 self._note_source(node)
         for node in compute_nodes(part):
             self._visit(node)
+        self.check_layers()
+
+    def check_layers(self) -> None:
+        """Raise PlanError if a layer has hooks or settings by now with which it would do something else on slices."""
+        for node in self._calls:
+            layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if fault := fault_on_slices(node, layer):
+                self._refuse(node, fault)
 
     def _check_calls(self) -> None:
         """Raise PlanError unless both recordings have the same calls."""

@@ -29,6 +29,7 @@ from pipecompile.tracing.traced_graph import TracedGraph
 __all__ = [
     "OutputLeaf",
     "Outputs",
+    "UnmergedError",
     "input_gradients",
     "own_loss",
     "require_gradient",
@@ -52,6 +53,10 @@ class OutputLeaf:
     def known(self, size: int, symbol: sympy.Symbol) -> Any:
         """Return the constant, or the expression's number for a batch of `size` samples."""
         return self.constant if self.expression is None else self.kind(self.expression.subs({symbol: size}))
+
+
+class UnmergedError(InputError):
+    """A leaf of the model's output that no rule puts together from micro-batches."""
 
 
 class Outputs:
@@ -87,12 +92,12 @@ class Outputs:
         return list(chain.from_iterable(lists))
 
     def join(self, joins: Sequence[MergeRule], tail: WholeBatchTail | None = None) -> None:
-        """Set the merge rule of each leaf, and the tail of the COMPUTED ones. Raise InputError for a leaf that cannot be merged."""
+        """Set the merge rule of each leaf, and the tail of the COMPUTED ones. Raise UnmergedError for a leaf that cannot be merged."""
         self.joins, self.tail = tuple(joins), tail
         for index, (leaf, join) in enumerate(zip(self.leaves, joins, strict=True)):
             if join.kind is MergeKind.REFUSED:
                 self.joins = None
-                raise InputError(
+                raise UnmergedError(
                     f"the model's output cannot be put together from micro-batches: leaf {index}",
                     where=shown(leaf.value or leaf.constant),
                     why=join.reason,

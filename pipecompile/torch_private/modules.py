@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
@@ -34,6 +35,7 @@ __all__ = [
     "copy_metadata",
     "forward_hooks_of",
     "has_any_global_hook",
+    "forwards_of",
     "hook_tables_of",
     "hooks_of_torch_removed",
     "is_compiled",
@@ -166,6 +168,15 @@ def backward_hooks_removed(model: nn.Module) -> Iterator[None]:
     finally:
         for table, hooks in zip(tables, before, strict=True):
             table.update(hooks)
+
+
+def forwards_of(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return a module's forward as its class has it, and one that was assigned to the module. Modules of `torch.jit` have none in Python:
+    their class raises AttributeError for `forward`. 2.11.
+    """
+    own, of_class = vars(module).get("forward"), inspect.getattr_static(type(module), "forward", None)
+    of_class = getattr(of_class, "__func__", of_class)  # a static method or a class method
+    return [one for one in (own, of_class) if callable(one)]
 
 
 EXTRA_STATE: str = _module._EXTRA_STATE_KEY_SUFFIX

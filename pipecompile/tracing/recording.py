@@ -33,7 +33,7 @@ from pipecompile.errors import TraceError
 from pipecompile.ir.progress import task
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import enable_python_dispatcher
-from pipecompile.torch_private.modules import parametrizations_uncached
+from pipecompile.torch_private.modules import forwards_of, parametrizations_uncached
 from pipecompile.tracing.call_recorder import CallRecorder
 from pipecompile.tracing.emit.call_description import check_keywords, code_name
 from pipecompile.tracing.emit.graph_module import assemble_graph
@@ -219,7 +219,8 @@ def _refuse_draws(recorder: Recorder, inputs: FlatInputs, states: RandomStates) 
     """Record again to find the line at which Python draws random numbers, and raise TraceError PC116 there."""
     with draws_located(states):
         recorder.record(inputs)
-    code = getattr(inspect.unwrap(type(recorder.model).forward), "__code__", None)
+    functions = map(inspect.unwrap, forwards_of(recorder.model))
+    code = next((one.__code__ for one in functions if hasattr(one, "__code__")), None)
     place = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else ""
     raise draw_refused(states, place, "around this function, in a decorator or a hook, ")  # no line of the user's drew
 

@@ -35,6 +35,19 @@ def test_gradients_add_up_over_steps() -> None:
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], [2 * one for one in once])
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_hook_is_refused_before_it_runs(is_late: bool) -> None:
+    """A list of 2 lengths had 13: those of slices, and of trial runs."""
+    model, (tokens, labels), seen = Decoder(), tokens_and_labels(), []
+    pipe = sliced(model, 2, 4)
+    if is_late:
+        pipe.step(tokens, target=labels)
+    model.blocks[1].up.register_forward_hook(lambda _, __, y: seen.append(y.shape[1]))
+    with pytest.raises(PlanError, match=r"blocks\.1\.up"):
+        pipe.step(tokens, target=labels)
+    assert not seen
+
+
 def test_a_target_is_required() -> None:
     with pytest.raises(InputError, match="loss_fn takes a target"):
         sliced(Decoder(), 2, 4).step(tokens_and_labels()[0])

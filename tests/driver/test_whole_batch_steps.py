@@ -210,3 +210,25 @@ def test_a_loss_that_may_read_what_the_last_micro_batch_left_is_warned_of() -> N
     trained = compiled(model, rows(), loss_fn=lambda y, other: contrastive(y, other) + model.left.square().mean())
     with pytest.warns(RecordingWarning, match="alone"), pytest.raises(InputError, match="has no gradient"):
         trained.step(rows(), target=rows())
+
+
+@pytest.mark.filterwarnings("ignore::pipecompile.RecordingWarning")
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(8)], ids=["draws", "changes state"])
+def test_a_step_that_cannot_join_the_output_says_so_of_the_step(layer: nn.Module) -> None:
+    """The text was that of a call, which said that steps were not concerned."""
+
+    class Behind(Body):
+        def __init__(self) -> None:
+            super().__init__()
+            self.behind = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.behind(self.layers(x).softmax(0))
+
+    pipe = pc.compile(
+        Behind(), 2, n_microbatches=4, schedule="gpipe", across_batch="exact", loss_fn=F.mse_loss, cost="analytic"
+    )
+    with pytest.raises(InputError, match='a step with across_batch="exact" needs the whole output') as caught:
+        pipe.step(torch.randn(8, 8), target=torch.randn(8, 8))
+    assert "not concerned" not in str(caught.value)
+    assert 'across_batch="each"' in caught.value.hint

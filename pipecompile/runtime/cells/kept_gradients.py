@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from pipecompile.torch_private.modules import forwards_of
 from pipecompile.tracing.loaded_names import names_in
 from pipecompile.tracing.state.function_state import functions_near
 
@@ -26,8 +27,8 @@ KeptTensor = Callable[[], torch.Tensor | None]
 
 def names_retain_grad(holders: Iterable[Any]) -> bool:
     """Return whether the code of these modules and functions, or code near it, names `retain_grad`."""
-    callables = (type(one).forward if isinstance(one, nn.Module) else one for one in holders)
-    found = (function for one in callables for function in functions_near(one))
+    callables = (forwards_of(one) if isinstance(one, nn.Module) else [one] for one in holders)
+    found = (function for own in callables for one in own for function in functions_near(one))
     return any("retain_grad" in names_in(function.__code__) for function in found)
 
 

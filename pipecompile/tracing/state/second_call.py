@@ -20,6 +20,7 @@ from torch import fx, nn
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.modules import forwards_of
 from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber, examples
@@ -53,7 +54,7 @@ class CarriedStateError(TraceError):
         owners = sorted({change.place.owner for change in changes} - {""}, key=lambda path: -path.count("."))
         self.pieces = [Piece(path) for path in owners]
         names = ", ".join(dict.fromkeys(change.name for change in changes))
-        code = type(model).forward.__code__ if hasattr(type(model).forward, "__code__") else None
+        code = next((one.__code__ for one in forwards_of(model) if hasattr(one, "__code__")), None)
         where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else ""
         super().__init__(code="PC114", where=where, why=f"the call changes {names}, and the next call depends on it")
 

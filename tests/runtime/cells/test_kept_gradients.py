@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.runtime.cells.kept_gradients import names_retain_grad
 from tests.support.eager import square_loss
 
 
@@ -92,3 +93,39 @@ def test_a_loss_may_keep_the_gradients_of_outputs() -> None:
 
     gradients(Keeps(), by_step(torch.randn(6, 4), loss_fn=loss, checkpoint="always"))
     assert [one.grad is not None for one in seen] == [True, True]
+
+
+class Branches(nn.Module):
+    """A layer that `torch.jit.script` compiles, and that no recording can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() > 0):
+            x = x * 2
+        return self.layer(x)
+
+
+def test_a_scripted_layer_has_no_python_that_could_keep_gradients() -> None:
+    """Its class has no forward in Python: looking for one was an AttributeError of torch."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), torch.jit.script(Branches()), nn.Linear(4, 4)), torch.randn(4, 4)
+    by_step(x, checkpoint="always")(model)
+    stepped = [one.grad.clone() for one in model.parameters()]
+    model.zero_grad()
+    by_loop(x)(model)
+    torch.testing.assert_close(stepped, [one.grad for one in model.parameters()])
+
+
+def test_a_forward_that_was_assigned_to_a_layer_is_looked_at() -> None:
+    layer = nn.Linear(4, 4)
+    assert not names_retain_grad([layer])
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        x.retain_grad()
+        return x
+
+    layer.forward = forward
+    assert names_retain_grad([layer])
