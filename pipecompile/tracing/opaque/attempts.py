@@ -173,7 +173,8 @@ class OpaquePieces:
         2  another batch size and changed data, or as much of it as the model accepts
         3  a third batch size, if run 2 had a second: sizes that fit two batches may do so by chance
         4  wild data, if there are opaque pieces; if functions are, of sizes that the data may decide, also other integers
-        5  other draws, a few times, if a piece draws random numbers
+        5  masks that select fewer elements, if the data decide how many a piece selects
+        6  other draws, a few times, if a piece draws random numbers
         """
         size = self.inputs.samples
         runs, sizes = [self._first_trial(reasons, size)], [size]
@@ -191,6 +192,8 @@ class OpaquePieces:
         has_two_sizes = len(set(sizes)) > 1
         for other, change in _further_runs(reasons, [*sizes]):
             add_run(other, change)
+        if any(call.selects for run in runs for calls in run.values() for call in calls):
+            add_run(size, DataChange.THINNED)
         for run in self._other_draws(runs[0], size):
             runs.append(run)
             sizes.append(size)
@@ -264,7 +267,8 @@ class OpaquePieces:
         leaves = [vary_input(leaf, dim, size, change=change) for leaf, dim in pairs]
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
         with torch.set_grad_enabled(self.has_grad):
-            return run_trial(self.model, args, kwargs, pieces, reseed=seed)
+            thins = change is DataChange.THINNED
+            return run_trial(self.model, args, kwargs, pieces, reseed=seed, thins=thins)
 
 
 def _further_runs(pieces: Iterable[Piece], sizes: list[int | None]) -> Iterator[tuple[int | None, DataChange]]:

@@ -50,6 +50,7 @@ class TrialCall:
     changes_containers      it changed a list, a dict or an object among its arguments
     block                   the call of a block
     left                    attributes that the call leaves, which the result has too
+    selects                 the values of the inputs decide how many elements one of its kernels selects
     """
 
     structure: pytree.TreeSpec
@@ -64,6 +65,7 @@ class TrialCall:
     changes_containers: bool = False
     block: BlockCall | None = None
     left: LeftAttributes = NOTHING_LEFT
+    selects: bool = False
 
     @property
     def state(self) -> tuple[torch.Tensor, ...]:

@@ -16,13 +16,15 @@ class DataChange(Enum):
     LIKELY: the samples in reverse order; floats scaled by factors of 0.9 to 1.0; integers, which may be indices, rotated
     within a sample. WILD: floats scaled by factors of -8 to 8, random bools, integers as in LIKELY. Many models refuse
     wild data; where one does not, sizes that equalled the batch size by chance differ from it. DRAWN: as LIKELY, and integers and
-    bools drawn from those of the input: where all samples select equally many rows, these do not.
+    bools drawn from those of the input: where all samples select equally many rows, these do not. THINNED: as LIKELY, and masks select
+    fewer elements than their values say.
     """
 
     NONE = 0
     LIKELY = 1
     WILD = 2
     DRAWN = 3
+    THINNED = 4
 
 
 def vary_input(leaf: Any, dim: Any, size: int | None, *, change: DataChange) -> Any:

@@ -29,6 +29,7 @@ from pipecompile.tracing.opaque.gradient_reads import GradientReads
 from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, AttributeWatch, OutsideNames
 from pipecompile.tracing.opaque.named_tensors import named_by
 from pipecompile.tracing.opaque.saved_bytes import SavedBytes, memory_key
+from pipecompile.tracing.opaque.thinned_masks import MaskThinning
 from pipecompile.tracing.opaque.trial_calls import KernelWork, TrialCall, TrialTensor
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.reachable_code import closure_tensors, reachable
@@ -42,19 +43,19 @@ __all__ = ["run_trial"]
 
 
 def run_trial(
-    model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], *, reseed: int = 0
+    model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], *, reseed: int = 0, thins: bool = False
 ) -> dict[Piece, list[TrialCall]]:
     """Run the model once, and return the calls of each piece in order. Raise what the model raises.
 
-    `reseed`: draw other random numbers than trial runs with another `reseed`.
+    `reseed`: draw other random numbers than trial runs with another `reseed`. `thins`: masks select fewer elements.
     """
     pieces = tuple(pieces)
     try:
-        return _run(model, args, kwargs, pieces, reseed, has_hooks=True)
+        return _run(model, args, kwargs, pieces, reseed, has_hooks=True, thins=thins)
     except RuntimeError as error:
         if _REFUSAL not in str(error):
             raise
-    return _run(model, args, kwargs, pieces, reseed, has_hooks=False)
+    return _run(model, args, kwargs, pieces, reseed, has_hooks=False, thins=thins)
 
 
 _REFUSAL = "support saved tensor hooks"
@@ -62,11 +63,11 @@ _REFUSAL = "support saved tensor hooks"
 
 
 def _run(
-    model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], reseed: int, *, has_hooks: bool
+    model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], reseed: int, *, has_hooks: bool, thins: bool
 ) -> dict[Piece, list[TrialCall]]:
     """Run the model once. Without hooks on what autograd saves, all memory that a call allocates counts as saved."""
     calls: dict[Piece, list[tuple[TrialCall, list[Any]]]] = {piece: [] for piece in pieces}
-    kernels = _KernelMode(model, has_hooks=has_hooks)
+    kernels = _KernelMode(model, MaskThinning(_tensors((args, kwargs)), is_active=thins), has_hooks=has_hooks)
     with ExitStack() as stack:
         for context in _contexts(model, calls, kernels):
             stack.enter_context(context)
@@ -133,9 +134,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 class _KernelMode(ObservingMode):  # type: ignore[no-untyped-call]
     """Note for all memory allocated in the run which piece allocated it, and pass kernels on to the current observer."""
 
-    def __init__(self, model: nn.Module, *, has_hooks: bool) -> None:
+    def __init__(self, model: nn.Module, masks: MaskThinning, *, has_hooks: bool) -> None:
         super().__init__()
-        self.model, self.has_hooks = model, has_hooks
+        self.model, self.masks, self.has_hooks = model, masks, has_hooks
         self.makers: dict[int, Piece | None] = {}
         self.memory: list[StorageWeakRef] = []
         self.observer: _CallObserver | None = None
@@ -144,7 +145,11 @@ class _KernelMode(ObservingMode):  # type: ignore[no-untyped-call]
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         read = _tensors((args, kwargs))
+        if self.observer is not None and self.masks.decides(func, args):
+            self.observer.selects = True
+        args = self.masks.arguments(func, args)
         result = func(*args, **kwargs)
+        self.masks.note(func, read, _tensors(result))
         known = {memory_key(tensor) for tensor in read}
         if self.observer is not None:
             self.observer.note_kernel(func, args, kwargs, read, result, counts_saved=not self.has_hooks)
@@ -184,7 +189,7 @@ class _CallObserver:
         self.outside: dict[int, torch.Tensor] = {}
         self.saved = SavedBytes(frozenset(self.state))
         self.work: list[KernelWork] = []
-        self.draws_random = False
+        self.draws_random = self.selects = False
         self.states = RandomStates(kernels.sources)
 
     def note_kernel(
@@ -238,7 +243,7 @@ class _CallObserver:
         return TrialCall(
             structure, returned, tuple(written), tuple(used), trained, self._reads_foreign_tensors(), self.work,
             sum(self.saved.sizes.values()), self.draws_random or bool(self.states.changed()), is_changed,
-            left=self.left,
+            left=self.left, selects=self.selects,
         )  # fmt: skip
 
     def _reads_foreign_tensors(self) -> bool:
