@@ -72,7 +72,7 @@ def test_a_pin_is_kept_marked_and_priced() -> None:
     assert plan.price == pytest.approx(plan.bottleneck / free.plan.bottleneck - 1)
     table = " ".join(str(pipe).split())
     assert "pin layers.3" in table
-    assert f"what is forced makes the slowest stage {plan.price:.1%} slower" in table
+    assert f"the constraints make the slowest stage {plan.price:.1%} slower" in table
     assert pc.Plan.from_json(plan.to_json()) == plan
 
 
@@ -181,7 +181,7 @@ def test_own_costs_move_the_cut() -> None:
     free, slow = compiled(n_stages=2), compiled(n_stages=2, costs={"layers.0": 1.0})
     assert stages_of(free, "layers.2") == {0}
     assert stages_of(slow, "layers.0") == {0, 1}  # its two halves weigh more than all the rest
-    assert slow.plan.cost == "analytic and own"
+    assert slow.plan.cost == "analytic and user"
     assert sum(stage.forward + stage.backward for stage in slow.plan.stages) == pytest.approx(1.0, rel=1e-3)
     for given in ({"layers.0": -1.0}, {"layers.0": "1"}):
         with pytest.raises(pc.InputError, match=r"costs=.*finite number of seconds"):
@@ -195,7 +195,7 @@ def test_a_function_gives_all_costs() -> None:
         return {node.name: NodeCost(1.0, 2.0, 0, 0) for node in graph.graph.nodes if node.op.startswith("call_")}
 
     plan = compiled(n_stages=5, costs=even).plan
-    assert plan.cost == "own"
+    assert plan.cost == "user"
     assert sum(stage.nodes for stage in plan.stages) == 25
     assert plan.step is not None
     assert (plan.step.first_bottleneck, plan.step.seconds <= plan.step.first_seconds) == (5 * 3.0, True)
