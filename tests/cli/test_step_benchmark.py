@@ -24,7 +24,7 @@ def test_both_sides_are_timed(real, models):
         (1.0, 1.4, "analytic", ""),
         (1.0, 0.0, "analytic", ""),
         (15.0, 1.0, "analytic", "15 times too short: its times are peaks of a data sheet"),
-        (1.0, 3.0, "analytic and own", "3 times too long"),
+        (1.0, 3.0, "analytic and user", "3 times too long"),
         (3.0, 1.0, "profile", "Try again on an idle machine"),
     ],
 )
