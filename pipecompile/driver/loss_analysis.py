@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipecompile.batching.merging import MergeRule
+from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import LossDivisor
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.tracing.guards.state_guards import StateGuards
 
-__all__ = ["Count", "LossAnalysis", "no_count"]
+__all__ = ["UNKNOWN", "WITHOUT_DIVISOR", "Count", "LossAnalysis", "no_count"]
+
+UNKNOWN = MergeRule(MergeKind.COMPUTED)
+"""The rule of a loss of which nothing is known."""
+
+WITHOUT_DIVISOR = (MergeKind.ADDED, MergeKind.AVERAGED, MergeKind.SAME)
+"""Rules of losses for which the shares of samples are right, or that were declared means and are sums."""
 
 Count = Callable[[], LossDivisor | None]
 """Return the count of a mean: its divisor as a number that can be compared between recordings; None if it is not known."""
@@ -30,7 +36,7 @@ class LossAnalysis:
     divisor    what it divides by; None if it has no divisor or that is not known
     rule       how losses of micro-batches merge, COMPUTED if that is not known
     count      the count of a mean
-    line       the user's line at which samples meet, "" if none is known
+    line       the user's line at which samples meet, "" if none is known: in the loss, or with a divisor before what it takes
     guards     on what the loss function read while it was recorded; None if nothing can change the result
     changes    how often the loss was analysed before
     weights    ids of the parameters and buffers that the loss function uses, as far as is known

@@ -28,7 +28,7 @@ def record_loss(options: Options, outputs: LossOutputs, target: Any, samples: in
     """Return the graph of the loss function, called on an output and the target of a micro-batch of so many samples; None if it cannot be
     recorded.
     """
-    if options.batch_dims.get("target") is list or not all(map(outputs.is_usable, outputs.places)):
+    if options.batch_dims.get("target") is list or not all(map(outputs.is_recordable, outputs.places)):
         return None
     if any(isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) for value in outputs.values):
         return None
@@ -60,7 +60,8 @@ class _LossCall(nn.Module):
         ]
         assert self.loss_fn is not None
         result = self.loss_fn(self.outputs.output(flat, self.samples), *target)
-        return result[0] if self.has_aux else result
+        loss = result[0] if self.has_aux else result
+        return loss.clone() if any(loss is tensor for tensor in flat) else loss  # a graph has an operation
 
 
 def _inputs(call: _LossCall, target: Any, options: Options, samples: int) -> FlatInputs:

@@ -22,28 +22,30 @@ from pipecompile.batching.microbatches import LossDivisor, MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.left_on_ranks import warn_of_ranks
-from pipecompile.driver.loss_analysis import LossAnalysis, no_count
+from pipecompile.driver.loss_analysis import UNKNOWN, WITHOUT_DIVISOR, LossAnalysis, no_count
 from pipecompile.driver.loss_reads import refuse_written
 from pipecompile.driver.loss_recording import record_loss
 from pipecompile.driver.measured_shares import MeasuredShares
+from pipecompile.driver.model_losses import analyse_numbers
 from pipecompile.driver.specialization import Specialization, target_kind
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.loss_counts import loss_count
-from pipecompile.graph.loss_divisors import divisor_of
+from pipecompile.graph.loss_divisors import divisor_of, meeting_before
 from pipecompile.graph.loss_outputs import LossOutputs
-from pipecompile.graph.output_merging import join_rules, shape_rules
+from pipecompile.graph.output_merging import join_rules, rows_by_shape, shape_rules
 from pipecompile.graph.whole_batch import meeting_line
 from pipecompile.ir import TARGET
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
 from pipecompile.tracing.node_facts import value_of
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["COUNTED", "find_count", "find_loss", "weigh_copy"]
 
 Arrivals = Mapping[tuple[str, bool], Any]
 
-_MEAN, _UNKNOWN = MergeRule(MergeKind.AVERAGED), MergeRule(MergeKind.COMPUTED)
+_MEAN = MergeRule(MergeKind.AVERAGED)
 
 
 _ADDED = LossAnalysis(None, MergeRule(MergeKind.ADDED))
@@ -91,11 +93,18 @@ def find_loss(
         measured = _measured(specialization, outputs, partial(warnings.undivided_loss, forget), values)
         if measured.is_defined(*specialization.step_values(batch, target, arrivals), batch.sizes):
             return replace(analysis, divisor=measured, guards=None)
+    _warn(analysis, options, warnings, forget)
+    return analysis
+
+
+def _warn(analysis: LossAnalysis, options: Options, warnings: WarningsOnce, forget: Callable[[], object]) -> None:
+    """Warn of a loss that is a sum, that was not recognised, or before which samples meet."""
     if analysis.rule.kind is MergeKind.ADDED:
         warnings.summed()
-    elif is_unknown:
+    elif analysis.divisor is None and analysis.rule.kind is MergeKind.COMPUTED:
         warnings.undivided_loss(forget, analysis.line)
-    return analysis
+    elif analysis.line and options.across_batch is None:
+        warnings.mixed([analysis.line])
 
 
 def _measured(
@@ -138,9 +147,15 @@ def find_count(specialization: Specialization, batch: MiniBatch, target: Any) ->
         analysis = _of_model(specialization, batch)
     else:
         graph = specialization.graph
-        outputs = LossOutputs.of(graph, shape_rules(graph))
-        analysis = _of_function(specialization.options, outputs, target, batch.sizes[0])
+        outputs = LossOutputs.of(graph, _rules_of_one(graph))
+        analysis = _of_function(specialization, outputs, target, batch)
     return replace(analysis, count=cache(analysis.count))
+
+
+def _rules_of_one(graph: TracedGraph) -> list[MergeRule]:
+    """Return rules of the output of one micro-batch: rows by shape, and no rule for numbers with a gradient, which samples may enter."""
+    pairs = zip(value_of(graph.graph.output_node()), shape_rules(graph), strict=True)
+    return [UNKNOWN if getattr(value, "requires_grad", False) and not value.dim() else rule for value, rule in pairs]
 
 
 def _analysed(
@@ -156,23 +171,24 @@ def _analysed(
         return _of_model(specialization, batch), None
     is_fixed = specialization.facts.batch_size is not None
     rules = fixed_rules() if is_fixed else join_rules(specialization.flow)
-    outputs = LossOutputs.of(specialization.graph, rules)
+    outputs = LossOutputs.of(specialization.graph, rules if is_fixed else rows_by_shape(specialization.graph, rules))
     targets = arrivals.get((TARGET, False), (None,))
-    found = _of_function(options, outputs, targets[0], batch.sizes[0])
-    if not is_fixed and (line := _line_before_outputs(specialization.flow, rules)):
-        if options.across_batch is None:
-            warnings.mixed([line])
-        return LossAnalysis(None, _MEAN, weights=found.weights), None
-    return found, outputs
+    line = "" if is_fixed else _line_before_outputs(specialization.flow, rules)
+    if line and options.across_batch is None:
+        warnings.mixed([line])
+    return _of_function(specialization, outputs, targets[0], batch), outputs
 
 
 def _line_before_outputs(flow: BatchFlow, rules: Sequence[MergeRule]) -> str:
-    """Return the user's line at which samples meet before an output that has a gradient; "" if they do not."""
+    """Return the user's line at which samples meet before an output that has a gradient; "" if they do not.
+
+    Numbers are left out: a loss function that takes them is analysed with what computes them.
+    """
     arguments: Any = flow.graph.graph.output_node().args[0]
     ends = [
         node
         for node, rule in zip(arguments, rules, strict=True)
-        if rule.kind is MergeKind.COMPUTED and getattr(value_of(node), "requires_grad", False)
+        if rule.kind is MergeKind.COMPUTED and getattr(value_of(node), "requires_grad", False) and value_of(node).dim()
     ]
     return next((line for node in ends if (line := meeting_line(flow, node))), "")
 
@@ -185,7 +201,7 @@ def _of_model(specialization: Specialization, batch: MiniBatch) -> LossAnalysis:
     argument = next((a for a, value in pairs if value is loss), None)
     if specialization.facts.batch_size is not None or batch.whole.lists:
         count = partial(loss_count, specialization.graph, argument) if isinstance(argument, fx.Node) else no_count
-        return LossAnalysis(None, _UNKNOWN, count)
+        return LossAnalysis(None, UNKNOWN, count)
     return _found(specialization.flow, argument)
 
 
@@ -194,33 +210,41 @@ def _found(flow: BatchFlow, loss: Any) -> LossAnalysis:
     if not isinstance(loss, fx.Node) or not value_of(loss).requires_grad:
         return LossAnalysis(None, _MEAN)
     divisor, rule = divisor_of(flow, loss), flow.rule(loss)
-    is_known = divisor is not None or rule.kind in (MergeKind.ADDED, MergeKind.AVERAGED)
     count = partial(loss_count, flow.graph, loss)
-    if is_known:
-        return LossAnalysis(divisor, rule, count)
-    return LossAnalysis(None, _UNKNOWN, count, meeting_line(flow, loss))
+    if divisor is not None:
+        return LossAnalysis(divisor, rule, count, meeting_before(flow, loss))
+    if rule.kind in WITHOUT_DIVISOR:
+        return LossAnalysis(None, rule, count)
+    return LossAnalysis(None, UNKNOWN, count, meeting_line(flow, loss))
 
 
 # -- a loss function --------------------------------------------------------------------------------------------------
 
 
-def _of_function(options: Options, outputs: LossOutputs, target: Any, samples: int) -> LossAnalysis:
-    """Return the divisor of a loss function, called on an output and the target of a micro-batch of so many samples."""
-    graph = record_loss(options, outputs, target, samples)
+def _of_function(specialization: Specialization, outputs: LossOutputs, target: Any, batch: MiniBatch) -> LossAnalysis:
+    """Return the divisor of a loss function, called on an output and the target of the first micro-batch."""
+    options = specialization.options
+    graph = record_loss(options, outputs, target, batch.sizes[0])
     if graph is None:
-        return LossAnalysis(None, _UNKNOWN)
+        return LossAnalysis(None, UNKNOWN)
     given = {i: outputs.rules[p] for i, p in enumerate(outputs.places) if outputs.rules[p].kind not in _BY_DIMS}
     results: Any = graph.graph.output_node().args[0]
-    own = _found(BatchFlow(graph, given), results[0] if len(results) == 1 else None)
+    flow, loss = BatchFlow(graph, given), results[0] if len(results) == 1 else None
     places = {node.name: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    assert not isinstance(own.divisor, MeasuredShares)
-    found = _fed(own.divisor, outputs, places)
-    is_known = own.divisor is None or found is not None
-    rule = own.rule if is_known else _UNKNOWN
+    found = analyse_numbers(specialization, outputs, flow, loss, batch) or _of_graph(outputs, flow, loss, places)
     reads = graph.facts.reads
     guards = replace(reads, others=(("loss_fn", options.loss_fn),)).guards() if reads else None
     weights = frozenset(map(id, chain(graph.parameters(), graph.buffers())))
-    return LossAnalysis(found, rule, lambda: _fed(own.count(), outputs, places), own.line, guards, weights=weights)
+    return replace(found, guards=guards, weights=weights)
+
+
+def _of_graph(outputs: LossOutputs, flow: BatchFlow, loss: Any, places: Mapping[str, int]) -> LossAnalysis:
+    """Return what is known of a loss that its function computes from the output and the target."""
+    own = _found(flow, loss)
+    assert not isinstance(own.divisor, MeasuredShares)
+    divisor = None if own.line else _fed(own.divisor, outputs, places)
+    rule = own.rule if own.divisor is None or divisor is not None else UNKNOWN
+    return replace(own, divisor=divisor, rule=rule, count=lambda: _fed(own.count(), outputs, places))
 
 
 def _fed(divisor: LossDivisor | None, outputs: LossOutputs, places: Mapping[str, int]) -> LossDivisor | None:

@@ -27,6 +27,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.merge_laws import candidates_for, has_unknown_size, rule_holds
 from pipecompile.graph.probe_layers import KeptPiece, probe_layer, randomise
 from pipecompile.graph.random_inputs import random_values
+from pipecompile.graph.rule_table import MERGED
 from pipecompile.graph.special_numbers import SpecialTrials
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import disable_current_modes
@@ -224,10 +225,10 @@ class BatchProbes:
     # -- layers -----------------------------------------------------------------------------------------------------
 
     def can_run(self, nodes: Sequence[fx.Node], inputs: Mapping[fx.Node, MergeRule]) -> bool:
-        """Return whether the calls can run on random inputs: few numbers, no draws, no piece kept whole among several calls."""
+        """Return whether the calls can run on random inputs that merge: few numbers, no draws, no piece kept whole among several calls."""
         numbers = 0
-        for node in inputs:
-            if has_unknown_size(value_of(node), self.symbol):
+        for node, rule in inputs.items():
+            if rule.kind not in MERGED or has_unknown_size(value_of(node), self.symbol):
                 return False
             known = [_number(length, self.symbol, sum(self.parts)) for length in value_of(node).shape]
             numbers += int(sympy.prod(known))

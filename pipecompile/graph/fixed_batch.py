@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from pipecompile.graph.batch_probes import BatchProbes, isolated
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.merge_laws import is_close, reductions_for, rule_holds
 from pipecompile.graph.probe_layers import randomise
-from pipecompile.graph.special_numbers import special_numbers
+from pipecompile.graph.special_numbers import SpecialTrials
 from pipecompile.tracing.emit.value_nodes import CONSTANT
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -109,7 +110,7 @@ def _is_same_list(whole: Sequence[Any], parts: Sequence[Sequence[Any]]) -> bool:
 # -- experiments ------------------------------------------------------------------------------------------------------
 
 
-def _trials(graph: TracedGraph, other: TracedGraph) -> list[tuple[list[Any], list[list[Any]]]]:
+def _trials(graph: TracedGraph, other: TracedGraph) -> list[Trial]:
     """Return the outputs (of the whole, of each half) for random samples; none if the graphs cannot run on these."""
     half, double = BatchProbes(graph), BatchProbes(other)
     double.layers, double.attributes = half.layers, half.attributes  # a parameter has the same values in both
@@ -120,12 +121,12 @@ def _trials(graph: TracedGraph, other: TracedGraph) -> list[tuple[list[Any], lis
         half.can_run(compute_nodes(graph), dict(inputs)) and double.can_run(compute_nodes(other), dict(twice))
     ):
         return []
-    found = []
+    found: list[Trial] = []
+    special = SpecialTrials(compute_nodes(other), other)
     with isolated():
         for trial in range(_TRIALS):
-            with suppress(Exception):  # any call may fail on random values
-                found.append(_trial(half, double, trial))
-    return found
+            found += special.results(trial, partial(_attempt, half, double, trial))
+    return found if special.is_complete else []
 
 
 def _inputs(graph: TracedGraph) -> list[tuple[fx.Node, MergeRule]]:
@@ -133,14 +134,26 @@ def _inputs(graph: TracedGraph) -> list[tuple[fx.Node, MergeRule]]:
     return [(node, MergeRule(MergeKind.SAME)) for node in placeholders if isinstance(value_of(node), torch.Tensor)]
 
 
-def _trial(half: BatchProbes, double: BatchProbes, trial: int) -> tuple[list[Any], list[list[Any]]]:
+Trial = tuple[list[Any], list[list[Any]]]
+"""The outputs of the whole, and of each half."""
+
+
+def _attempt(half: BatchProbes, double: BatchProbes, trial: int, special: Sequence[float]) -> Trial | None:
+    """Return a trial that draws the special numbers in all inputs, or else in one: the ignored class is no token; None if all fail."""
+    nodes = [node for node, _ in _inputs(double.graph)]
+    for chosen in (nodes, *([node] for node in nodes if len(nodes) > 1 and special)):
+        with suppress(Exception):  # any call may fail on random values
+            return _trial(half, double, trial, {node: special if node in chosen else () for node in nodes})
+    return None
+
+
+def _trial(half: BatchProbes, double: BatchProbes, trial: int, special: Mapping[fx.Node, Sequence[float]]) -> Trial:
+    """Return the outputs on random values, which have these special numbers in each input."""
     for layer in half.layers.values():
         if layer is not None:
             randomise(layer)
     half.attributes.clear()
-    drawn, _ = double.draw(
-        dict(_inputs(double.graph)), trial, special_numbers(compute_nodes(double.graph), double.graph)
-    )
+    drawn = {node: double.draw({node: rule}, trial, special[node])[0][node] for node, rule in _inputs(double.graph)}
     whole = _outputs(double, list(drawn.values()))
     named = dict(zip(_tensor_names(double.graph), drawn.values(), strict=True))
     return whole, [_outputs(half, _half_of(half.graph, named, m)) for m in range(2)]

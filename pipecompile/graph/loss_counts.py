@@ -61,12 +61,12 @@ class _Factor:
     number: Callable[[int], float] | None = None
 
 
-def loss_count(graph: TracedGraph, loss: fx.Node) -> LossDivisor | None:
-    """Return the count of a loss that is a mean; None if it is no mean over samples, or over what is not known before the forward.
+def loss_count(graph: TracedGraph, *losses: fx.Node) -> LossDivisor | None:
+    """Return the count of a loss, the sum of `losses`; None if it is no mean over samples, or over what is not known before the forward.
 
     Terms of a sum must have the same count; terms that no sample enters have none.
     """
-    counts = _Walk(graph).terms(loss)
+    counts = _Walk(graph).all_terms(losses)
     known = {tuple(factor.key for factor in count): count for count in counts or () if count is not None}
     if counts is None or len(known) != 1:
         return None
@@ -102,6 +102,11 @@ class _Walk:
     def __init__(self, graph: TracedGraph) -> None:
         self.graph, self.symbol = graph, graph.facts.symbol
 
+    def all_terms(self, terms: Sequence[Any]) -> list[tuple[_Factor, ...] | None] | None:
+        """Return the count of each term of a sum, as `terms` does."""
+        found = [self.terms(term) if isinstance(term, fx.Node) else [None] for term in terms]
+        return None if None in found else [count for one in found for count in one or ()]
+
     def terms(self, node: fx.Node) -> list[tuple[_Factor, ...] | None] | None:
         """Return the count of each term of a loss; None alone if a term is unknown."""
         if not self._takes_samples(node):
@@ -110,11 +115,7 @@ class _Walk:
             return [factors]
         if is_scaling(node):
             return self.terms(node.args[0])  # type: ignore[arg-type]
-        terms = node.args[:2]
-        if node.target in SUMS and not node.kwargs:
-            found = [self.terms(term) if isinstance(term, fx.Node) else [None] for term in terms]
-            return None if None in found else [count for one in found for count in one or ()]
-        return None
+        return self.all_terms(node.args[:2]) if node.target in SUMS and not node.kwargs else None
 
     def _takes_samples(self, node: fx.Node) -> bool:
         """Return whether an input enters the value."""

@@ -4,14 +4,14 @@
     (l * mask).sum() / mask.sum()        mask.sum()
 
 A micro-batch's share of the mini-batch's loss is its divisor over that of the mini-batch. Only divisors are found that depend on
-inputs alone, not on parameters: they are known before the forward.
+inputs alone, not on parameters: they are known before the forward. Samples may meet before the mean: what counts is the same.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,18 +22,22 @@ from torch import fx, nn
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import LossDivisor
 from pipecompile.graph.batch_flow import BatchFlow
+from pipecompile.graph.batch_rows import batch_dim_of
+from pipecompile.graph.merge_laws import has_unknown_size
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.row_order import word_of
 from pipecompile.graph.stages import Stage, extract
+from pipecompile.graph.whole_batch import mixing_line
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = [
-    "COUNTED", "COUNTED_LAYERS", "RATIOS", "SUMS", "computed_from_inputs", "constant_of", "divisor_of", "extracted", "is_scaling", "reshaped_from",
+    "COUNTED", "COUNTED_LAYERS", "RATIOS", "SUMS", "computed_from_inputs", "constant_of", "divisor_of", "extracted", "is_scaling", "meeting_before",
+    "reshaped_from",
 ]  # fmt: skip
 
 _SAME = MergeRule(MergeKind.SAME)
-_CASTS = ("to", "float", "double", "type", "clone", "contiguous", "view_as", "mean", "squeeze", "reshape")
+_CASTS = ("to", "float", "double", "type", "clone", "contiguous", "view_as", "mean", "sum", "squeeze", "reshape")
 _SCALINGS = (*_CASTS, "mul", "truediv", "div", "neg")
 _RESHAPES = ("view", "reshape", "flatten", "contiguous", "long", "transpose", "permute")
 SUMS = (operator.add, operator.sub, torch.add, torch.sub, "add", "sub")
@@ -44,26 +48,31 @@ COUNTED_LAYERS = (nn.CrossEntropyLoss, nn.NLLLoss)
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """The count that divides a mean: `end` is a number, per sample if `is_mean`; with `is_target`, class indices."""
+    """The count that divides a mean: `end` is a number, per sample if `is_mean`; with `is_target`, class indices.
+
+    `mixed` is the value that the mean takes, if samples meet before it.
+    """
 
     end: fx.Node
     is_target: bool = False
     ignored: int = -100
     weight: fx.Node | torch.Tensor | None = None
     is_mean: bool = False
+    mixed: fx.Node | None = field(default=None, compare=False)
 
 
-def divisor_of(flow: BatchFlow, loss: fx.Node) -> LossDivisor | None:
-    """Return the divisor of a loss whose value is a mean over what counts; None if no such divisor is known.
+def divisor_of(flow: BatchFlow, *terms: fx.Node, has_constant: bool = False) -> LossDivisor | None:
+    """Return the divisor of a loss that is the sum of `terms`, and a mean over what counts; None if no such divisor is known.
 
-    Terms of a sum must have the same divisor, whose micro-batches add up if there are terms that no sample enters.
+    All terms must have the same divisor, whose micro-batches add up if there are terms that no sample enters: terms of a sum in
+    the graph, or with `has_constant` outside of it.
     """
-    counts = _counts(flow, loss)
+    counts = _counts_of(flow, terms)
     if counts is None or len(kinds := set(counts) - {None}) != 1:
         return None
     (count,) = kinds
     assert count is not None
-    if None in counts and not count.is_target and flow.rule(count.end).kind is not MergeKind.ADDED:
+    if (has_constant or None in counts) and not count.is_target and flow.rule(count.end).kind is not MergeKind.ADDED:
         return None
     weight = count.weight
     if isinstance(weight, fx.Node) and (weight := constant_of(flow.graph, weight)) is None:
@@ -72,6 +81,12 @@ def divisor_of(flow: BatchFlow, loss: fx.Node) -> LossDivisor | None:
         found = extracted(flow.graph, count.end, {})
         return _by_size(found) if count.is_mean and found is not None else found
     return extracted(flow.graph, count.end, {"is_target": True, "ignored": count.ignored, "weight": weight})
+
+
+def meeting_before(flow: BatchFlow, *terms: fx.Node) -> str:
+    """Return the user's line at which samples meet before the means over what counts in a loss, the sum of `terms`; "" if they do not."""
+    mixed = [count.mixed for count in _counts_of(flow, terms) or () if count is not None and count.mixed is not None]
+    return next((mixing_line(flow, node) for node in mixed), "")
 
 
 def computed_from_inputs(graph: TracedGraph, node: fx.Node) -> LossDivisor | None:
@@ -88,6 +103,12 @@ def _times_size(compute: Callable[..., Any], *arguments: Any) -> Any:
     return compute(*arguments) * arguments[-1]
 
 
+def _counts_of(flow: BatchFlow, terms: Sequence[fx.Node]) -> list[_Count | None] | None:
+    """Return what the terms of a loss count, as `_counts` does for one."""
+    found = [_counts(flow, term) for term in terms]
+    return None if None in found else [count for one in found for count in one or ()]
+
+
 def _counts(flow: BatchFlow, node: fx.Node) -> list[_Count | None] | None:
     """Return what each term of a loss counts, None for a term that no sample enters; None alone if a term is unknown."""
     while not _is_mean(flow, node) and is_scaling(node):
@@ -102,15 +123,24 @@ def _counts(flow: BatchFlow, node: fx.Node) -> list[_Count | None] | None:
         and not node.kwargs
         and all(isinstance(term, (int, float)) or _is_tensor(term) for term in terms)
     ):
-        found = [_counts(flow, term) if isinstance(term, fx.Node) else [None] for term in terms]
-        return None if None in found else [count for one in found for count in one or ()]
+        numbers: list[_Count | None] = [None for term in terms if not isinstance(term, fx.Node)]
+        found = _counts_of(flow, [term for term in terms if isinstance(term, fx.Node)])
+        return None if found is None else [*numbers, *found]
     if node.target in RATIOS and len(terms) == 2 and all(map(_is_tensor, terms)):
-        above, below = terms
-        kinds = [flow.rules[term][0].kind for term in (above, below)]  # type: ignore[index]
-        if kinds == [MergeKind.AVERAGED] * 2:
-            return [_Count(below, is_mean=True)]  # type: ignore[arg-type]
-        return [_Count(below)] if kinds[0] is MergeKind.ADDED else None  # type: ignore[arg-type]
+        return _of_ratio(flow, *terms)  # type: ignore[arg-type]
     return None
+
+
+def _of_ratio(flow: BatchFlow, above: fx.Node, below: fx.Node) -> list[_Count | None] | None:
+    """Return the count of a sum over a value, or of the ratio of two means."""
+    kinds = [flow.rules[term][0].kind for term in (above, below)]
+    if kinds == [MergeKind.AVERAGED] * 2:
+        return [_Count(below, is_mean=True)]
+    if kinds[0] is MergeKind.ADDED:
+        return [_Count(below)]
+    source = above.args[0] if word_of(above) == "sum" else None
+    is_sum = isinstance(source, fx.Node) and not value_of(above).dim() and _has_rows(flow, source)
+    return [_Count(below, mixed=source)] if is_sum and kinds[0] is MergeKind.COMPUTED else None  # type: ignore[arg-type]
 
 
 def _is_tensor(argument: Any) -> bool:
@@ -146,9 +176,12 @@ def _counted(flow: BatchFlow, node: fx.Node) -> list[_Count | None] | None:
         ignored = node.kwargs.get("ignore_index", -100)
     if not isinstance(scores, fx.Node) or not isinstance(target, fx.Node) or not isinstance(ignored, int):
         return None
-    if value_of(target).is_floating_point() or not _are_aligned(flow, scores, target):
+    if value_of(target).is_floating_point():
         return None
-    return [_Count(reshaped_from(target), is_target=True, ignored=ignored, weight=weight)]
+    mixed = None if _are_aligned(flow, scores, target) else scores
+    if mixed is not None and not (_has_rows(flow, scores) and _has_rows(flow, target)):
+        return None
+    return [_Count(reshaped_from(target), is_target=True, ignored=ignored, weight=weight, mixed=mixed)]
 
 
 def reshaped_from(target: fx.Node) -> fx.Node:
@@ -164,6 +197,12 @@ def _are_aligned(flow: BatchFlow, scores: fx.Node, target: fx.Node) -> bool:
     """Return whether samples stay apart in scores and target, as rows or moved in the same way from the same dimension."""
     one, other = _rows(flow, scores), _rows(flow, target)
     return None not in (one, other) and (one == other or (one, other) == ("rows", "rows"))
+
+
+def _has_rows(flow: BatchFlow, node: fx.Node) -> bool:
+    """Return whether a value has rows of samples by its shape, or a number of rows that the data decide."""
+    value = value_of(node)
+    return batch_dim_of(value, flow.symbol) is not None or has_unknown_size(value, flow.symbol)
 
 
 def _rows(flow: BatchFlow, node: fx.Node) -> Any:

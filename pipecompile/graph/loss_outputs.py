@@ -83,6 +83,11 @@ class LossOutputs:
         except TypeError:  # a length that the data decide
             return False
 
+    def is_recordable(self, place: int) -> bool:
+        """Return whether a tensor has a known shape for any number of samples: it merges, or has no rows of samples."""
+        is_plain = all(isinstance(length, int) for length in self.values[place].shape)
+        return self.is_usable(place) or (is_plain and self.rules[place].kind is MergeKind.COMPUTED)
+
     def rows(self, place: int) -> int:
         """Return the rows per sample of a JOINED tensor."""
         return self.shape(place, 1)[self.rules[place].dim or 0]

@@ -9,6 +9,7 @@ everything else              computed on the whole mini-batch, from values that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from pipecompile.graph.batch_rows import batch_dim_of
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["join_rules", "shape_rules"]
+__all__ = ["join_rules", "rows_by_shape", "shape_rules"]
 
 
 def join_rules(flow: BatchFlow) -> tuple[MergeRule, ...]:
@@ -34,6 +35,15 @@ def shape_rules(graph: TracedGraph) -> tuple[MergeRule, ...]:
     """Return one rule per leaf by its shape alone: JOINED along the dimension that has the batch, else SAME."""
     dims = [batch_dim_of(value, graph.facts.symbol) for value in value_of(graph.graph.output_node())]
     return tuple(MergeRule(MergeKind.SAME) if dim is None else MergeRule(MergeKind.JOINED, dim) for dim in dims)
+
+
+def rows_by_shape(graph: TracedGraph, rules: Sequence[MergeRule]) -> tuple[MergeRule, ...]:
+    """Return these rules of the output, JOINED for a leaf that no rule merges and that has rows of samples by its shape.
+
+    A loss of a micro-batch takes such rows, whether or not samples have met before.
+    """
+    pairs = zip(rules, shape_rules(graph), strict=True)
+    return tuple(other if rule.kind is MergeKind.COMPUTED and other.dim is not None else rule for rule, other in pairs)
 
 
 def _rule(flow: BatchFlow, argument: Any) -> MergeRule:

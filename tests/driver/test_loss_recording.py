@@ -38,6 +38,12 @@ def test_what_cannot_be_recorded_gives_none() -> None:
     assert graph is None or torch.is_tensor(graph)
 
 
+def test_a_loss_that_is_an_output_has_a_graph() -> None:
+    _, graph = recorded(lambda output, target: output)
+    assert graph is not None
+    assert len(graph.graph.find_nodes(op="placeholder")) == 2
+
+
 class Counting(nn.Module):
     """Counts samples in Python, which a graph cannot; a step calls the loss as it is."""
 

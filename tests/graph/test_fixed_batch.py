@@ -73,3 +73,18 @@ def test_both_recordings_have_the_same_parameters_in_an_experiment() -> None:
 def test_lengths_that_the_data_decide_are_not_that_of_the_batch() -> None:
     graph = pc.trace(Model(lambda rows: rows[0][rows[0] > 0]), torch.randn(2, 3))
     assert [rule.kind for rule in fixed_rules(graph, None)] == [MergeKind.REFUSED]
+
+
+@pytest.mark.parametrize("ignored", [-100, -1, 255, 3])
+def test_the_class_that_a_loss_ignores_is_drawn_among_labels_though_it_is_no_token(ignored: int) -> None:
+    class Losing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(9, 4)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            y = torch.stack([self.table(row) for row in x])
+            return nn.functional.cross_entropy(y.mT, labels, ignore_index=ignored)
+
+    graphs = [pc.trace(Losing(), torch.ones(size, 3).long(), torch.ones(size, 3).long()) for size in (2, 4)]
+    assert [rule.kind for rule in fixed_rules(*graphs)] == [MergeKind.REFUSED]

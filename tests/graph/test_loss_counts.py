@@ -69,3 +69,11 @@ def test_the_count_of_a_mean(function: Callable[..., torch.Tensor], expected: fl
 )
 def test_a_loss_without_a_known_count(function: Callable[..., torch.Tensor]) -> None:
     assert count_of(function) is None
+
+
+def test_the_count_of_several_losses_is_the_one_that_they_share() -> None:
+    graph = pc.trace(nn.MSELoss(), torch.randn(4, 5), torch.randn(4, 5))
+    (loss,) = graph.graph.output_node().args[0]  # type: ignore[misc]
+    found = loss_count(graph, loss, loss)  # type: ignore[arg-type]
+    assert found is not None
+    assert float(found.of({}, SAMPLES)) == 5 * SAMPLES

@@ -36,6 +36,7 @@ def test_shapes_follow_the_number_of_samples() -> None:
     assert (found.rows(tokens), found.rows(mask)) == (3, 1)
     assert (found.shape(tokens, 7), found.shape(norm, 7)) == ([21, 2], [])
     assert [found.is_usable(place) for place in found.places] == [True, True, False]
+    assert [found.is_recordable(place) for place in found.places] == [True, True, True]
     assert not found.is_merged
 
 

@@ -17,7 +17,7 @@ import pipecompile as pc
 from pipecompile.batching.merging import MergeKind
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.colocation import note_ties
-from pipecompile.graph.output_merging import join_rules
+from pipecompile.graph.output_merging import join_rules, rows_by_shape
 
 
 class Head(nn.Module):
@@ -202,3 +202,12 @@ def test_a_tail_is_for_the_batch_sizes_of_its_recording() -> None:
     pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3)
     with pytest.raises(pc.InputError, match="branches on the batch size"):
         pipe(torch.randn(6, 3))
+
+
+def test_rows_that_have_met_are_rows_by_their_shape() -> None:
+    graph = note_ties(pc.trace(Head(lambda y: (y - y.mean(0), y.std(), y.sum())), torch.randn(4, 3)))
+    rules = join_rules(BatchFlow(graph))
+    assert [rule.kind for rule in rules[:2]] == [MergeKind.COMPUTED] * 2
+    found = rows_by_shape(graph, rules)
+    assert (found[0].kind, found[0].dim) == (MergeKind.JOINED, 0)
+    assert found[1:] == rules[1:]
