@@ -174,7 +174,7 @@ REFUSED: dict[str, list[Bad]] = {
     "has_aux": [*NO_FLAG, Bad(True, "without a loss_fn", beside=(("loss_fn", None),))],
     "compile_stages": [*[Bad(value, "True or False") for value in (1, None, X, ["eager"])], Bad("inductr", "inductor")],
     "cuda_graphs": [
-        *[Bad(value, "True or False") for value in (1, None, X)], Bad("steps", 'nor "step"'),
+        *[Bad(value, "True or False") for value in (1, None, X)], Bad("steps", 'or "step"'),
         Bad("step", "one thread launches a whole step", beside=(("dispatch", "threads"),)),
     ],
     "check": [
