@@ -175,9 +175,15 @@ class RankExecutable(Executable):
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
         with self._blaming():
             super().finished(frame, threaded=threaded)
-            if self.replicas.is_unlike and not self.norms.norms:
-                self.norms.settle()  # copies whose program has such layers wait for this one
             self.values.finish()
+
+    def _settle(self) -> None:
+        """Update the statistics of deferred layers, then send them to their homes: the tensors are those that the layers have."""
+        if self.norms.norms or self.replicas.is_unlike:
+            self.norms.settle()  # copies whose program has such layers wait for those without
+        self.mirrors.settle()
+        if self.replicas.is_unlike:
+            self.norms.share(copy.tensor for copy in self.tied.copies if copy.home == self.device)
 
     def _own_state(self, arrivals: Mapping[tuple[str, bool], Any]) -> str:
         """Return what may change between steps, and with it the layouts of values: the program, and what has gradients."""

@@ -167,7 +167,9 @@ class RankPipeline(RankModule):
             )
         self._cache.check_values()
         self.replicas.agree(None)
-        self._backend.deferred_norms(DeferredNorms()).settle()
+        norms = self._backend.deferred_norms(DeferredNorms())
+        norms.settle()
+        norms.share(())
         return (None, []) if self._options.has_aux else None
 
     @exclusive

@@ -197,14 +197,18 @@ class Executable:
 
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
         """Take back the frame of a run that succeeded. Write back gradients of mirrors and statistics of deferred layers."""
-        self.mirrors.settle()
-        if self.norms.norms:
-            self.norms.settle()
+        self._settle()
         if (self.threaded if threaded else self.inline).streams is not None:
             frame.registers = [None] * len(frame.registers)  # of receive buffers; the next run waits before it copies
         frame.arrivals, frame.departures, frame.recordings, frame.left, frame.kept = {}, {}, (), {}, {}
         frame.ended.clear()
         self._idle[threaded].append(frame)
+
+    def _settle(self) -> None:
+        """Write mirrors back, then the statistics of deferred layers: their counters are among the mirrors."""
+        self.mirrors.settle()
+        if self.norms.norms:
+            self.norms.settle()
 
     @cached_property
     def _departing(self) -> tuple[tuple[str, bool], ...]:

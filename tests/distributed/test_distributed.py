@@ -240,6 +240,11 @@ def test_tensors_of_all_kinds_cross_a_cut_with_their_gradients(run: RankRun, cas
         assert max(each.values()) < 1e-14
 
 
+def test_copies_of_other_domains_have_the_deferred_statistics_of_all(run: RankRun) -> None:
+    """The layer of a domain that a later recording uses first has its home on another rank than its stage."""
+    assert max(run.of("domains of copies")) < 1e-14
+
+
 @pytest.mark.parametrize("case", ["tasks of copies", "tasks of copies, sharded"])
 def test_copies_that_take_other_branches_sum_the_gradients_of_one_parameter_only(run: RankRun, case: str) -> None:
     for each in run.of(case):

@@ -9,9 +9,10 @@ Parts are merged as by Chan, Golub and LeVeque, "Updating Formulae and a Pairwis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 import msgspec
@@ -168,6 +169,29 @@ class ReplicatedNorms(DeferredNorms):
             else:
                 one.repeated(layer, seen, is_counted=one.name not in counted).settle()
                 counted.add(one.name)
+
+    def share(self, home: Iterable[torch.Tensor]) -> None:
+        """Take the buffers of layers that other replicas alone have run, where the layer has its home on another rank than its stage.
+
+        `home` are the tensors that came home to this rank. A layer has the same home in all replicas, and its statistics are merged.
+        """
+        if (model := self.unlike_model()) is None:
+            return
+        deferred = {id(buffer) for norm in self.norms for buffer in norm.layer.buffers()} & {*map(id, home)}
+        buffers = dict(model.named_buffers())
+        own = [name for name, buffer in buffers.items() if id(buffer) in deferred]
+        texts = self.replicas.all_gather_text(msgspec.json.encode(own).decode())
+        lists: list[list[str]] = [msgspec.json.decode(text, type=list[str]) for text in texts]
+        names = sorted({*chain(*lists)} - {*lists[0]}.intersection(*lists[1:]))
+        if not names:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            rows = self.replicas.all_gather(torch.cat([buffers[name].cpu().double().reshape(-1) for name in names]))
+            columns = rows.split_with_sizes([buffers[name].numel() for name in names], 1)
+            for name, column in zip(names, columns, strict=True):
+                source = next(place for place, each in enumerate(lists) if name in each)
+                if name not in own:
+                    buffers[name].data.copy_(column[source].view(buffers[name].shape))
 
 
 def _no_row(channels: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ twice is updated twice, in this order.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,6 +197,9 @@ class DeferredNorms:
                 self.merge()
                 for norm in self.norms:
                     norm.settle()
+
+    def share(self, home: Iterable[torch.Tensor]) -> None:
+        """Return at once: there are no copies of the pipeline to share the buffers with."""
 
     def _link(self, *, is_linked: bool) -> None:
         for call, receiver in self.links:

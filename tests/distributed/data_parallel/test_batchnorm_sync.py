@@ -65,6 +65,31 @@ def test_nothing_is_sent_if_no_layer_has_run() -> None:
     assert not group.rows
 
 
+class OtherCopy(CollectiveGroup):
+    """A group of this replica and another, which has these names and this row."""
+
+    def __init__(self, names: str, row: list[float]) -> None:
+        self.names, self.row = names, row
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return [text, self.names]
+
+    def all_gather(self, row: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row, torch.tensor(self.row, dtype=row.dtype)])
+
+
+def test_buffers_that_came_home_on_another_replica_alone_are_taken() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.BatchNorm1d(1))
+    norms = DeferredNorms(tuple(map(DeferredNorm, cast(Any, model))))
+    other = OtherCopy('["1.num_batches_tracked", "1.running_mean"]', [4.0, 0.5])
+    ReplicatedNorms(norms, other, lambda: model).share(())
+    assert [float(buffer) for buffer in model.buffers()] == [0.0, 1.0, 0.0, 0.5, 1.0, 4.0]
+    other = OtherCopy('["1.running_mean"]', [9.0])
+    ReplicatedNorms(norms, other, lambda: model).share([cast(Any, model)[1].running_mean, torch.ones(1)])
+    assert [float(buffer) for buffer in model.buffers()] == [0.0, 1.0, 0.0, 0.5, 1.0, 4.0]
+    ReplicatedNorms(norms, OtherCopy("not asked", [])).share(())
+
+
 def test_layers_compute_alone_in_a_context_and_are_themselves_again() -> None:
     class OfUser(nn.SyncBatchNorm):
         pass
