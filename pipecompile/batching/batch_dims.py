@@ -195,7 +195,7 @@ def _lengths(leaves: Sequence[Any], dims: Dims, samples: int | None) -> set[int]
 def _disagreement(batched: Sequence[tuple[str, torch.Tensor, int]], samples: int | None) -> InputError:
     """Return the error for (name, leaf, batch dimension) of different sizes, with options that would resolve it."""
     sizes = [leaf.shape[dim] for _, leaf, dim in batched]
-    expected = samples or max(sizes, key=sizes.count)
+    expected = max(sizes, key=sizes.count) if samples is None else samples
     others = [(name, leaf, dim) for name, leaf, dim in batched if leaf.shape[dim] != expected]
     listing = ", ".join(f"{name}: {leaf.shape[dim]}" for name, leaf, dim in batched)
     listing += "" if samples is None else f", inputs: {samples}"

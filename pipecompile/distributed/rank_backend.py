@@ -16,7 +16,7 @@ from pipecompile.distributed.agreement.first_values import warn_of_other_values
 from pipecompile.distributed.agreement.graph_identity import graph_identity, graph_parts
 from pipecompile.distributed.agreement.lockstep import Lockstep
 from pipecompile.distributed.agreement.model_changes import agree_on_error, agree_on_recording
-from pipecompile.distributed.agreement.stale_values import OldValues
+from pipecompile.distributed.agreement.stale_values import StaleValues
 from pipecompile.distributed.agreement.step_agreement import shared_from
 from pipecompile.distributed.collectives import CollectiveGroup
 from pipecompile.distributed.communicator import Communicator
@@ -74,7 +74,7 @@ class RankBackend:
         self.is_here: Callable[[torch.Tensor], bool] = lambda _: True  # set by the pipeline
         self.has_home: Callable[[torch.Tensor], bool] = lambda _: True  # set by the pipeline
         self.new_parameters: list[nn.Parameter] = []  # that have a home since the last recording
-        self.old_values = OldValues(self._elsewhere)
+        self.stale_values = StaleValues(self._elsewhere)
 
     @property
     def is_planner(self) -> bool:
@@ -201,7 +201,7 @@ class RankBackend:
             values=self.values,
             placement=plan.placement,
             replicas=self.replicas,
-            old_values=self.old_values,
+            stale_values=self.stale_values,
         )
 
     def _elsewhere(self) -> dict[str, torch.Tensor]:

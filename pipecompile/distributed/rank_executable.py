@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipecompile.distributed.agreement.stale_values import OldValues
+from pipecompile.distributed.agreement.stale_values import StaleValues
 from pipecompile.distributed.collectives import COLLECTIVE_PART
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel.exchange_order import exchange_order
@@ -67,9 +67,9 @@ class RankExecutable(Executable):
         values: ValueTransport,
         placement: tuple[int, ...],
         replicas: Replicas,
-        old_values: OldValues | None = None,
+        stale_values: StaleValues | None = None,
     ) -> None:
-        """`old_values` knows the tensors that live on other ranks."""
+        """`stale_values` knows the tensors that live on other ranks."""
         if binding.program.placement != placement:
             raise ScheduleError(
                 f"the schedule puts stages on ranks {binding.program.placement}",
@@ -79,7 +79,7 @@ class RankExecutable(Executable):
         check_one_direction(binding.program, "a rank has the parameters of its own stages alone")
         super().__init__(binding)
         self.communicator, self.device, self._agreed = communicator, communicator.ranks.index, -1
-        self.values, self.replicas, self._old = values, replicas, old_values or OldValues(dict)
+        self.values, self.replicas, self._old = values, replicas, stale_values or StaleValues(dict)
         self._old.note_written(
             buffer
             for stage, cell in enumerate(self.cells)

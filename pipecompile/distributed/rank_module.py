@@ -260,7 +260,7 @@ class RankModule(Pipeline):
             result = self._state.load(state_dict, strict=strict, assign=assign)
         self._loads += 1  # compared before the next call: a rank that failed, and goes on, has not loaded
         self._backend.is_extra_loaded |= not extra_state_keys(self.model).keys().isdisjoint(state_dict.keys())
-        self._backend.old_values.note_loaded(state_dict.keys(), self.model.state_dict(keep_vars=True).keys())
+        self._backend.stale_values.note_loaded(state_dict.keys(), self.model.state_dict(keep_vars=True).keys())
         if assign:
             self._forget()
         return result

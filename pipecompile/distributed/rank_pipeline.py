@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
-from pipecompile.batching.empty_batch import has_no_samples
+from pipecompile.batching.empty_batch import has_no_samples, require_no_target
 from pipecompile.batching.microbatch_list import is_list_asked
 from pipecompile.batching.microbatches import MiniBatch, split_sizes
 from pipecompile.distributed.agreement.compile_settings import check_runs_on_ranks, reschedule_text
@@ -111,7 +111,7 @@ class RankPipeline(RankModule):
             trains = self._options.is_training_now
             with self.replicas.reduced(self._whole_parameters, samples, trains=trains) as loss_of_batch:
                 given = {"target": target, "scaler": scaler, "microbatches": microbatches}
-                result = self._without_samples() if is_empty else super().step(*args, **given, **kwargs)
+                result = self._without_samples(target) if is_empty else super().step(*args, **given, **kwargs)
                 result = (loss_of_batch(result[0]), result[1]) if self._options.has_aux else loss_of_batch(result)
             if trains and scaler is not None and scaler.is_enabled() and not self.replicas.held.is_on:
                 spread_infinities(self.parameters(), self._groups, scaler)
@@ -157,7 +157,7 @@ class RankPipeline(RankModule):
             return isinstance(microbatches, Sized) and not len(microbatches)
         return has_no_samples(self.model.forward, args, kwargs, self._options.batch_dims)
 
-    def _without_samples(self) -> Any:
+    def _without_samples(self, target: Any) -> Any:
         """Take part in a step of the other copies of the pipeline. Return what stands for the loss of this one."""
         if not self._cache:
             raise InputError(
@@ -165,6 +165,7 @@ class RankPipeline(RankModule):
                 why="the model is recorded with the first batch, on all copies together",
                 hint="compile(..., example_args=(x,))",
             )
+        require_no_target(target, self._options.batch_dims)
         self._cache.check_values()
         self.replicas.agree(None)
         norms = self._backend.deferred_norms(DeferredNorms())
@@ -199,7 +200,7 @@ class RankPipeline(RankModule):
     @contextmanager
     def _own_values(self) -> Iterator[None]:
         """Run a loss outside of a program in this context. Where its result counts, it cannot read values that other ranks change."""
-        old = self._backend.old_values
+        old = self._backend.stale_values
         with self._communicator.guarded(), old.hidden(old.elsewhere() if self.needs_targets else {}):
             yield
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.batching.empty_batch import require_no_target
 from pipecompile.batching.microbatch_list import arguments_of
 from pipecompile.errors import InputError
 from pipecompile.ir.shown_value import shown
@@ -121,6 +122,7 @@ class ValidationLoop:
                 args, kwargs = self._arguments(number, batch)
                 inputs = {name: value for name, value in kwargs.items() if name != "target"}
                 if self.is_skipped(args, inputs):
+                    require_no_target(kwargs.get("target"), self.options.batch_dims)
                     continue
                 samples = self.samples_of(args, inputs)
                 loss, metrics = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from pipecompile.distributed.agreement.stale_values import OldValues
+from pipecompile.distributed.agreement.stale_values import StaleValues
 from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.tied_copies import TiedCopies
@@ -74,7 +74,7 @@ def test_a_failed_run_lets_go_when_no_values_are_hidden(monkeypatch: pytest.Monk
         raise InstructionFailure(0, 0, ValueError("the data are wrong"))
 
     run, parameter, read = executable(set()), nn.Parameter(torch.ones(1)), []
-    run._old, run.values = OldValues(lambda: {"w": parameter}), cast(Any, SimpleNamespace(expect=lambda *_: None))
+    run._old, run.values = StaleValues(lambda: {"w": parameter}), cast(Any, SimpleNamespace(expect=lambda *_: None))
     monkeypatch.setattr("pipecompile.distributed.rank_executable.run_inline", fail)
     monkeypatch.setattr(run, "_blamable", lambda failure, _: failure.error)
     monkeypatch.setattr(run, "_abandon", lambda *_: read.append(parameter.item()))

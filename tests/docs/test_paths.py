@@ -12,7 +12,17 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-FROM_USERS = {"out/", "dist/", "llama/", "checkpoint/", "mine.py", "train.py", "train_on_ray.py", "elastic.py", "copies.py"}
+FROM_USERS = {
+    "out/",
+    "dist/",
+    "llama/",
+    "checkpoint/",
+    "mine.py",
+    "train.py",
+    "train_on_ray.py",
+    "elastic.py",
+    "copies.py",
+}
 """Folders and files that examples on the pages write or read."""
 
 WITHOUT_LINKS = {"CONTRIBUTING.md", "CHANGELOG.md", "options.md"}

@@ -15,13 +15,13 @@ from pipecompile.errors import InputError
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import memory_state
 
-__all__ = ["OldValues"]
+__all__ = ["StaleValues"]
 
 Named = Mapping[torch.Tensor, str]
 """Tensors and their names in the model."""
 
 
-class OldValues:
+class StaleValues:
     """The tensors that live on other ranks and may be old here. `elsewhere` returns all tensors that live on other ranks, by name."""
 
     def __init__(self, elsewhere: Callable[[], Mapping[str, torch.Tensor]]) -> None:

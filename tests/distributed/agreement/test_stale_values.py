@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.distributed.agreement.stale_values import OldValues
+from pipecompile.distributed.agreement.stale_values import StaleValues
 from pipecompile.errors import InputError
 
 
@@ -18,7 +18,7 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def readable(old: OldValues) -> dict[str, bool | str]:
+def readable(old: StaleValues) -> dict[str, bool | str]:
     found: dict[str, bool | str] = {}
     named = old.elsewhere()
     with old.hidden(named):
@@ -32,7 +32,7 @@ def readable(old: OldValues) -> dict[str, bool | str]:
 
 
 def test_trained_weights_are_old_and_others_are_not():
-    old = OldValues(tensors().copy)
+    old = StaleValues(tensors().copy)
     assert readable(old) == {
         "trained": "the values of trained are read on a rank that does not train it",
         "frozen": True,
@@ -42,7 +42,7 @@ def test_trained_weights_are_old_and_others_are_not():
 
 def test_a_buffer_that_another_rank_writes_is_old():
     named = tensors()
-    old = OldValues(lambda: named)
+    old = StaleValues(lambda: named)
     old.note_written([named["buffer"]])
     assert readable(old)["buffer"] == "the values of buffer are read on a rank that does not update it"
     assert readable(old)["frozen"] is True
@@ -50,7 +50,7 @@ def test_a_buffer_that_another_rank_writes_is_old():
 
 def test_what_a_state_left_out_is_old_until_a_whole_one_is_loaded():
     named = tensors()
-    old = OldValues(lambda: named)
+    old = StaleValues(lambda: named)
     old.note_loaded({"trained", "buffer"}, named.keys())
     assert readable(old)["frozen"] == "the values of frozen are read, which lives on another rank"
     assert readable(old)["buffer"] is True
@@ -60,7 +60,7 @@ def test_what_a_state_left_out_is_old_until_a_whole_one_is_loaded():
 
 def test_what_no_state_has_is_not_left_out():
     named = tensors()
-    old = OldValues(lambda: named)
+    old = StaleValues(lambda: named)
     old.note_loaded({"trained", "frozen"}, {"trained", "frozen"})
     assert readable(old)["buffer"] is True
 
@@ -68,12 +68,12 @@ def test_what_no_state_has_is_not_left_out():
 def test_tensors_of_own_stages_are_not_elsewhere():
     named = tensors()
     with pytest.raises(KeyError):
-        OldValues(lambda: named).elsewhere({id(named["frozen"])})[named["frozen"]]
+        StaleValues(lambda: named).elsewhere({id(named["frozen"])})[named["frozen"]]
 
 
 @pytest.mark.parametrize("name", ["frozen", "buffer"])
 def test_a_write_to_a_tensor_of_another_rank_is_refused(name: str):
-    old = OldValues(tensors().copy)
+    old = StaleValues(tensors().copy)
     named = old.elsewhere()
     tensor = next(tensor for tensor, label in named.items() if label == name)
     with pytest.raises(InputError, match=f"{name}, which lives on another rank, is written on this one"), old.hidden(named):  # fmt: skip

@@ -76,9 +76,10 @@ def test_an_evaluation_is_of_the_batches_of_all_copies(results: dict[int, dict[s
 def test_what_a_loss_function_counts_is_summed_over_copies(results: dict[int, dict[str, Any]]) -> None:
     for each in results[2]["counted"]:
         assert isinstance(each, list), each
-        worst, empty, others = each
+        worst, empty, others, target = each
         assert worst < 1e-14
         assert "the batch is empty\n  where  0 samples on all copies of the pipeline" in empty
+        assert "the batch sizes of the target and the inputs disagree\n  where  target: 5, inputs: 0" in target
         assert "the copies of the pipeline have other values to sum" in others
 
 
