@@ -92,7 +92,7 @@ def test_samples_that_meet_are_named_by_their_first_line() -> None:
 def test_batch_norms_are_counted(layers: int, subject: str) -> None:
     once = WarningsOnce()
     (text,) = given(lambda: once.normalised(0), lambda: once.normalised(layers), lambda: once.normalised(layers))
-    assert text.startswith(f"{subject} running statistics once a micro-batch")
+    assert text.startswith(f"{subject} running statistics once per micro-batch")
     assert "batch_norm='deferred'" in text
 
 
