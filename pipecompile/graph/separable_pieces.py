@@ -15,6 +15,7 @@ import networkx as nx
 from pipecompile.errors import PartitionError
 from pipecompile.graph.colocation import compute_nodes, reasons_of_ties, ties_with_copies
 from pipecompile.ir.units import counted
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["SeparablePiece", "check_pieces", "separable_pieces"]
@@ -62,14 +63,28 @@ def check_pieces(graph: TracedGraph, n_stages: int) -> None:
     where += "".join(f"; {piece} hold together" for piece in large)
     reasons = list(dict.fromkeys(why for piece in large for why in piece.reasons))
     more = len(reasons) - SHOWN
+    why = "; ".join(reasons[:SHOWN]) + f"; and {more} more" * (more > 0) if reasons else _why_few(len(pieces))
     raise PartitionError(
         f"the model cannot be cut into {counted(n_stages, 'stage')}",
         where=where,
-        why="; ".join(reasons[:SHOWN]) + f"; and {more} more" * (more > 0) if reasons else _why_few(len(pieces)),
+        why="; ".join(filter(None, (why, _why_kept(graph)))),
         hint=f"n_stages={len(pieces)}" + " or fewer" * (len(pieces) > 1)
         if pieces
         else "a model that computes something",
     )
+
+
+def _why_kept(graph: TracedGraph) -> str:
+    """Return why the largest part of the model that is kept whole is kept so, with the user's line; "" if no part is."""
+    sizes = {
+        one.piece: sum(p.numel() for p in one.parameters()) for one in graph.modules() if isinstance(one, OpaqueModule)
+    }
+    if not graph.facts.kept:
+        return ""
+    largest = max(graph.facts.kept, key=lambda reason: sizes.get(reason.piece, 0))
+    fault = largest.fault
+    place = f", at {fault.file}:{fault.line}: {fault.source}" if fault.file else ""
+    return f"{largest.piece.text} is kept whole: {fault.code} {fault.what.removeprefix('cannot trace: ')}{place}"
 
 
 def _why_few(count: int) -> str:

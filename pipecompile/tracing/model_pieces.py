@@ -93,7 +93,8 @@ class UnpredictableResult(Exception):
 def candidates(error: BaseException, model: nn.Module, code: str = "") -> Iterator[Piece]:
     """Yield the pieces that an exception passed through, the smallest first; never the whole model.
 
-    `code` is that of the failure. In a module that is a large part of the model, blocks of a loop come before the module.
+    `code` is that of the failure. A module with nearly all of the model is treated as the model, and comes after what is inside it. In one
+    that is a large part of it, blocks of a loop come before the module.
     """
     paths = {id(module): path for path, module in model.named_modules()}
     pieces: dict[Piece, None] = {}
@@ -102,16 +103,18 @@ def candidates(error: BaseException, model: nn.Module, code: str = "") -> Iterat
     for frame, line in inner:
         owner, path = owner_in(frame, paths), owner_of(frame, paths)
         own = _piece(path, owner, frame.f_code.co_name) if owner is not None else None
+        is_most = bool(path) and _share(model.get_submodule(path), model) >= _MOST
         if own is not None:
-            pieces.pop(own, None)
-            pieces[own] = None
+            kept = blocks if is_most and own.is_module else pieces
+            kept.pop(own, None)
+            kept[own] = None
         if not is_users(frame):
             continue
-        if not path:
+        if not path or is_most:
             inside, functions = _blocks(frame, line, path), _function(frame)
             is_looped = bool(functions and inside) and in_loop(original_code(frame.f_code), line)
             blocks |= {**functions, **inside} if is_looped else {**inside, **functions}
-        elif code in _DECISIONS and _is_large(model.get_submodule(path), model):
+        elif code in _DECISIONS and _share(model.get_submodule(path), model) >= _LARGE:
             pieces |= _blocks(frame, line, path) if in_loop(original_code(frame.f_code), line) else {}
     yield from (*reversed(pieces), *vars(error).get(_FUNCTION_PIECE, ()))
     yield from (piece for piece in reversed(blocks) if code != _OTHER or not piece.block)
@@ -132,10 +135,15 @@ _DECISIONS = ("PC101", "PC102", "PC116")
 _LARGE = 1 / 3
 """The part of the parameters from which a module counts as large: a cut around it could not be balanced."""
 
+_MOST = 0.9
+"""The part of the parameters from which a module counts as most of the model, as the model in a wrapper that computes the loss. A layer
+of experts in a small model has less."""
 
-def _is_large(module: nn.Module, model: nn.Module) -> bool:
+
+def _share(module: nn.Module, model: nn.Module) -> float:
+    """Return the part of the model's parameters that a module has; 0 if it has no children, and so no smaller parts."""
     own, whole = (sum(p.numel() for p in one.parameters()) for one in (module, model))
-    return own >= _LARGE * whole and len([*module.children()]) > 0
+    return own / whole if whole and len([*module.children()]) > 0 else 0.0
 
 
 def _blocks(frame: FrameType, line: int, path: str) -> dict[Piece, None]:

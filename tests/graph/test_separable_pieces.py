@@ -45,6 +45,26 @@ class Nothing(nn.Module):
         return x
 
 
+class Counting(nn.Module):
+    """Is kept whole: a count decides, which changes in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * float(x.abs().sum())
+
+
+def test_a_refusal_says_why_the_largest_part_is_kept_whole() -> None:
+    with pytest.raises(pc.PartitionError, match="cannot be cut into 3 stages") as caught:
+        check_pieces(pc.trace(nn.Sequential(Counting()), X), 3)
+    line = Counting.forward.__code__.co_firstlineno + 1
+    assert "the recording has 1 operation; 0" in str(caught.value)
+    assert "is kept whole: PC102 Python takes a number out of a tensor, at " in str(caught.value)
+    assert f"test_separable_pieces.py:{line}: return self.inner(x)" in str(caught.value)
+
+
 class Between(nn.Module):
     """The items of a tuple are tied to it, and what lies between two of them has to follow."""
 

@@ -73,6 +73,56 @@ def test_blocks_of_a_loop_come_before_a_module_that_is_most_of_the_model() -> No
     assert found[:2] == [f"0.forward, lines {first + 2} to {first + 3}", f"0.forward, lines {first + 1} to {first + 3}"]
     assert found[-1] == "0"
     assert [piece.text for piece in candidates(caught.value, model, "PC103")] == ["0"]
+    with pytest.raises(ZeroDivisionError) as caught:
+        nn.Sequential(model[0])(torch.ones(1, 2))
+    assert [piece.text for piece in candidates(caught.value, nn.Sequential(model[0]), "PC103")] == found
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.abs().max() > 2:
+            x = x / x.abs().max()
+        return self.layers(x)
+
+
+class Selecting(Branching):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layers(x)
+        return h[x > 0].square().mean()
+
+
+class Wrapper(nn.Module):
+    """Has the model as most of itself, and a module whose failures concern a small part."""
+
+    def __init__(self, model: nn.Module, small: nn.Module) -> None:
+        super().__init__()
+        self.model, self.small = model, small
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(self.small(x))
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) if float(x.sum()) > 0 else x
+
+
+@pytest.mark.parametrize("kind", [Branching, Selecting])
+def test_the_model_in_a_wrapper_is_cut_as_the_model_itself(kind: type[nn.Module]) -> None:
+    x = torch.randn(4, 4)
+    alone, wrapped = (pc.trace(model, x) for model in (kind(), Wrapper(kind(), nn.Identity())))
+    assert len(wrapped.graph.nodes) >= len(alone.graph.nodes)
+    assert [reason.piece.path for reason in wrapped.facts.kept if reason.piece.is_module] == []
+    small = pc.trace(Wrapper(kind(), Small()), x)
+    assert Piece("small") in [reason.piece for reason in small.facts.kept]
 
 
 def test_pieces_of_the_same_class() -> None:

@@ -117,8 +117,10 @@ _DATA_POSITION = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.T
 def with_unknown_data(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
     """Return `func`, or, if the call makes a tensor of unknown numbers, a function that makes one of zeros.
 
-    A draw of unknown shape from a generator becomes one without, since torch's operators with a generator take known shapes alone.
+    `fill_diagonal_`, which compares known shapes, fills the whole tensor. A draw of unknown shape from a generator becomes one without, since torch's operators with a generator take known shapes alone.
     """
+    if func is torch.Tensor.fill_diagonal_:
+        return _fill_all
     position = _DATA_POSITION.get(func)
     if position is None:
         is_sized_draw = "generator" in kwargs and any(
@@ -138,6 +140,10 @@ def with_unknown_data(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
         return zeros if not isinstance(fake, FakeTensorMode) else fake.from_tensor(zeros, static_shapes=True)
 
     return make
+
+
+def _fill_all(tensor: torch.Tensor, fill_value: Any, *_wrap: Any, **_named: Any) -> torch.Tensor:
+    return tensor.fill_(fill_value)
 
 
 def _without_generator(func: Any) -> Callable[..., Any]:

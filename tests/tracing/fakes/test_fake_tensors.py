@@ -137,3 +137,17 @@ def test_the_contents_of_parameters_may_be_swapped_after_a_recording():
     graph = trace(model, torch.randn(3, 4))
     torch.utils.swap_tensors(model.a.bias, nn.Parameter(torch.ones(4)))
     assert torch.equal(graph.get_parameter("a.bias"), torch.ones(4))
+
+
+def test_filling_a_diagonal_fixes_no_size() -> None:
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([x, x])
+        return (both @ both.T).fill_diagonal_(-1.0)
+
+    class Similarity(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return masked(x)
+
+    graph, x = trace(Similarity(), torch.randn(3, 4)), torch.randn(5, 4)
+    assert graph.facts.guards == ()
+    assert torch.equal(graph(x), masked(x))
