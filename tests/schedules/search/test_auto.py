@@ -105,7 +105,7 @@ def test_nothing_fits_and_what_is_needed() -> None:
     message = (
         r"no schedule of 2 stages on 2 devices fits the memory\n"
         r"  why    one micro-batch after another needs 100 bytes on device 0, the limit is 99 bytes\n"
-        r"  try    more memory, .*checkpoint='auto'"
+        r"  try    memory_limit=100, more devices, .*checkpoint='auto'"
     )
     with pytest.raises(ScheduleError, match=message):
         auto_schedule(2, 4, memory_limit=99.0, saved_bytes=100.0)

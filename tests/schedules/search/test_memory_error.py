@@ -36,7 +36,8 @@ def test_the_error_says_that_values_without_gradients_run_ahead(gradient: bool) 
     text = str(memory_error(judge, [serial((0, 1), 6)], hint_recompute=False))
     assert "on device 1" in text
     assert ("frozen may arrive there for all micro-batches at once, as no gradient goes back" in text) is not gradient
-    assert ("memory_limit=" in text) is not gradient
+    assert ("or fewer micro-batches of the same size" in text) is not gradient
+    assert "memory_limit=" in text
 
 
 def test_the_memory_that_is_named_for_values_that_run_ahead_is_enough() -> None:
