@@ -134,7 +134,7 @@ class ListedSteps:
             one.require_loss(listed.has_targets)
         refuse_in_list(recordings, listed.sizes, listed.targets)
         check_target(listed.targets, options)
-        is_whole, kind = (True, "step") if trains == options.has_backward else (False, "loss")
+        kind = "step" if trains == options.has_backward else "loss"
         program = self.cache.listed.step(recordings, with_target=listed.has_targets, kind=kind)
         ports = ListedPorts(program.recordings, [one.inputs for one in recordings], program.name, listed.calls)
         arrivals, weights = self._arrivals(recordings, listed, ports, scaler)
@@ -144,10 +144,10 @@ class ListedSteps:
         losses, aux = frame.departures[LOSS, False], frame.departures.get((AUX, False))
         ports.return_gradients(frame)
         self._finish(program, frame)
-        if is_whole:
+        if kind == "step":
             self.dispatcher.settle(frame.spans, is_ordered=program.executable.is_ordered)
         self.cache.context.check_losses(losses, _changed(recordings), trains=trains)
-        this = (program.executable, frame.spans) if is_whole else last
+        this = (program.executable, frame.spans) if kind == "step" else last
         return without_backward(weighted_loss(losses, weights)), aux, this
 
     def _arrivals(

@@ -49,3 +49,8 @@ class LossAnalysis:
     guards: StateGuards | None = None
     changes: int = 0
     weights: frozenset[int] = frozenset()
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is not known how losses of micro-batches merge."""
+        return self.divisor is None and self.rule.kind is MergeKind.COMPUTED

@@ -87,8 +87,8 @@ def find_loss(
     if not is_mean:
         return analysis
     analysis = replace(analysis, changes=changes)
-    is_unknown = analysis.divisor is None and analysis.rule.kind is MergeKind.COMPUTED
-    if outputs is not None and outputs.has_gradients_merged and (is_unknown or changes >= _ANALYSED_AT_MOST):
+    is_measured = analysis.is_unknown or changes >= _ANALYSED_AT_MOST
+    if outputs is not None and outputs.has_gradients_merged and is_measured:
         values = partial(backend.loss_values, analysis.weights)
         measured = _measured(specialization, outputs, partial(warnings.undivided_loss, forget), values)
         if measured.is_defined(*specialization.step_values(batch, target, arrivals), batch.sizes):
@@ -101,7 +101,7 @@ def _warn(analysis: LossAnalysis, options: Options, warnings: WarningsOnce, forg
     """Warn of a loss that is a sum, that was not recognised, or before which samples meet."""
     if analysis.rule.kind is MergeKind.ADDED:
         warnings.summed()
-    elif analysis.divisor is None and analysis.rule.kind is MergeKind.COMPUTED:
+    elif analysis.is_unknown:
         warnings.undivided_loss(forget, analysis.line)
     elif analysis.line and options.across_batch is None:
         warnings.mixed([analysis.line])

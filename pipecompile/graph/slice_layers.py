@@ -42,4 +42,5 @@ def _is_set(node: fx.Node) -> bool:
 def _hooks(layer: nn.Module) -> Iterator[Any]:
     """Return the hooks of a layer and of all modules, but torch's own."""
     own = (table for one in layer.modules() for table in hook_tables_of(one))
-    return chain.from_iterable(map(users_hooks, chain(own, GLOBAL_FORWARD_HOOKS, GLOBAL_BACKWARD_HOOKS)))
+    tables = filter(None, chain(own, GLOBAL_FORWARD_HOOKS, GLOBAL_BACKWARD_HOOKS))  # every step asks: most are empty
+    return chain.from_iterable(map(users_hooks, tables))

@@ -74,7 +74,9 @@ def test_they_are_warned_of_and_cannot_be_deferred() -> None:
         torch.randint(3, (8,)),
         {"n_microbatches": 4, "cost": "analytic", "loss_fn": loss},
     )
-    with pytest.warns(pc.RecordingWarning, match="a BatchNorm layer updates its running statistics once per micro-batch"):
+    with pytest.warns(
+        pc.RecordingWarning, match="a BatchNorm layer updates its running statistics once per micro-batch"
+    ):
         pc.compile(scripted(alone=False), 2, **options).step(x, target=y)
     with pytest.raises(pc.errors.InputError, match="TorchScript cannot be deferred"):
         pc.compile(scripted(alone=True), 2, batch_norm="deferred", **options).step(x, target=y)

@@ -21,7 +21,7 @@ from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES
 from pipecompile.tracing.leaf_modules import has_own_python
 from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, change_keys, hooks_of, without_keys
-from pipecompile.tracing.user_source import caller, warn
+from pipecompile.tracing.user_source import warn
 
 __all__ = ["ModuleSnapshots", "RecordingLeftovers"]
 
@@ -68,12 +68,17 @@ class RecordingLeftovers:
 
         Raise TraceError if a layer of the user's with backward hooks, which could not be kept whole, changes something.
         """
-        watch = StateWatch(module, *hooks) if (hooks := hooks_of(module)) else None
+        hooks, is_users = hooks_of(module), has_own_python(module)
+        watch = StateWatch(module, *hooks) if hooks or is_users else None
         yield
         changes = watch.changes() if watch else []
-        if changes and has_own_python(module):
-            why = f"{type(module).__name__} has backward hooks, and its forward changes {changes[0].name}"
-            raise TraceError(code="PC106", where=caller(), why=why)
+        if changes and is_users:
+            raise TraceError(
+                f"cannot trace: {type(module).__name__} has backward hooks, and its forward changes {changes[0].name}",
+                code="PC106",
+                why="the layer is one call, and could not be kept whole: what it returns cannot be predicted",
+                hint="register the hook on the layers inside, or on the parameters",
+            )
         self._leaf_keys |= change_keys(changes)
 
     def note_left(self, module: nn.Module, name: str, turns: RLock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -120,6 +121,25 @@ def test_the_outermost_layers_with_python_of_the_users_are_found() -> None:
     for layer in (model[0], inside, inside[0], model[2]):
         layer.register_full_backward_hook(nothing)
     assert [reason.piece.path for reason in hooked_layers(model)] == ["1"]
+
+
+class Timed(Counted):
+    """Returns a number that is another in each run, so that no result can be predicted."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), perf_counter()
+
+
+class First(nn.Module):
+    def forward(self, pair: Any) -> Any:
+        return pair[0]
+
+
+def test_a_layer_that_cannot_be_kept_whole_and_changes_state_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Timed(), First(), nn.Linear(4, 4)).double()
+    model[1].register_full_backward_hook(nothing)
+    with pytest.raises(pc.TraceError, match=r"Timed has backward hooks, and its forward changes .*calls"):
+        pc.trace(model, torch.randn(4, 4).double())
 
 
 def test_it_is_listed_as_hooked() -> None:
