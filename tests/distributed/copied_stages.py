@@ -92,8 +92,12 @@ class Normed(nn.Module):
 
 
 class Counting(Decoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_calls = 0
+
     def forward(self, tokens: Tensor) -> Tensor:
-        self.n_calls = getattr(self, "n_calls", 0) + 1
+        self.n_calls += 1
         return super().forward(tokens)
 
 
@@ -133,7 +137,7 @@ def hooked() -> list[str]:
     plain_step(eager, tokens, labels, 1)
     expected = dict(eager.named_parameters())
     off = [distance_of(one.grad, expected[name].grad) for name, one in pipe.named_parameters()]
-    return [*(str(one.message) for one in caught), f"right: {max(off, default=0.0) < 1e-13}"]
+    return [" ".join(str(one.message) for one in caught), f"right: {max(off, default=0.0) < 1e-13}"]
 
 
 LAYOUTS = {
