@@ -31,6 +31,7 @@ from pipecompile.distributed.data_parallel.sharded_parameters import ShardedPara
 from pipecompile.distributed.messages.direct_values import DirectValues
 from pipecompile.distributed.messages.value_transport import GlooValues, ValueTransport
 from pipecompile.distributed.rank_executable import RankExecutable
+from pipecompile.distributed.stage_copies import check_loss, check_stateless
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
 from pipecompile.driver.loss_shares import COUNTED
 from pipecompile.errors import PipecompileError
@@ -44,6 +45,7 @@ from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.planning.planner import Planned
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
+from pipecompile.settings.direction_choice import other_placements
 from pipecompile.tracing.guards.state_guards import ReadChange
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -179,9 +181,11 @@ class RankBackend:
         homes: Homes,
     ) -> Mirrors:
         self._is_planned = True
-        devices = [options.devices[device] for device in plan.placement]
-        here = self.communicator.ranks.index
-        copies = place_on_ranks(graph, stages, devices, plan.placement, homes, self.values, here)
+        here, placements = self.communicator.ranks.index, (plan.placement, *other_placements(options))
+        if len(placements) > 1:
+            check_stateless(stages, len(placements))
+            check_loss(options.loss_fn, model, len(placements))
+        copies = place_on_ranks(graph, stages, options.devices[here], placements, homes, self.values, here)
         last = plan.placement[-1]
         if here == last:
             homes.move_unused(model, options.devices[last])
@@ -193,13 +197,13 @@ class RankBackend:
             return norms
         return ReplicatedNorms(norms, self.copies, lambda: self.model if self.replicas.is_unlike else None)
 
-    def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:
+    def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:  # noqa: ARG002 mirrors know it
         assert isinstance(mirrors, TiedCopies)  # of the program's binding
         return partial(
             RankExecutable,
             communicator=self.communicator,
             values=self.values,
-            placement=plan.placement,
+            placements=mirrors.placements,
             replicas=self.replicas,
             stale_values=self.stale_values,
         )

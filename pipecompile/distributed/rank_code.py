@@ -103,9 +103,10 @@ class RankCodeBuilder(CodeBuilder):
             return super().send(instruction, device)
         (operand,) = instruction.reads
         index, name, layout = self.register(operand, device), str(operand.value), self.layout(operand.value)
+        is_gradient = operand.value.consumer is not None
 
         def run_send(frame: Frame) -> None:
-            values.send(peer, name, frame.registers[index], layout(frame))
+            values.send(peer, name, frame.registers[index], layout(frame), is_gradient=is_gradient)
 
         return run_send
 

@@ -5,7 +5,7 @@ device 1   RECV v#0 from 0   1F0 ...   SEND w#0 to 2        rank 1   receive v#0
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -31,11 +31,13 @@ from pipecompile.distributed.messages.row_messages import (
 )
 from pipecompile.distributed.messages.value_transport import StepState, ValueTransport
 from pipecompile.distributed.rank_code import RankCodeBuilder, fixed_names
+from pipecompile.distributed.stage_copies import check_placed
 from pipecompile.distributed.tied_copies import TiedCopies
-from pipecompile.errors import ScheduleError
 from pipecompile.ir import LOSS, SHARDING, UNTRAINED, Kind
-from pipecompile.ir.directions import check_one_direction
+from pipecompile.ir.directions import Placement, all_placements, stages_on
 from pipecompile.parameters.tied_mirrors import Mirrors
+from pipecompile.runtime.cells.stage_cells import Cell
+from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.executable import Executable, ProgramBinding
 from pipecompile.runtime.hooked_updates import HookedUpdates, read_state
@@ -65,26 +67,21 @@ class RankExecutable(Executable):
         *,
         communicator: Communicator,
         values: ValueTransport,
-        placement: tuple[int, ...],
+        placements: Sequence[Placement],
         replicas: Replicas,
         stale_values: StaleValues | None = None,
     ) -> None:
-        """`stale_values` knows the tensors that live on other ranks."""
-        if binding.program.placement != placement:
-            raise ScheduleError(
-                f"the schedule puts stages on ranks {binding.program.placement}",
-                why=f"the plan has them on {placement}, and their parameters are there",
-                hint="compile(..., schedule=...) with this schedule",
-            )
-        check_one_direction(binding.program, "a rank has the parameters of its own stages alone")
+        """`placements` are those of the stages, and of their copies, of which ranks have the parameters. `stale_values` knows the tensors
+        that live on other ranks.
+        """
+        check_placed(all_placements(binding.program), placements)
         super().__init__(binding)
         self.communicator, self.device, self._agreed = communicator, communicator.ranks.index, -1
         self.values, self.replicas, self._old = values, replicas, stale_values or StaleValues(dict)
+        self._own = frozenset(stages_on(self.program, self.program.n_devices)[self.device])
+        away = (cell for stage, cell in enumerate(self.cells) if stage not in self._own)
         self._old.note_written(
-            buffer
-            for stage, cell in enumerate(self.cells)
-            for effects in (cell.all_effects if placement[stage] != self.device else ())
-            for buffer in effects.written_buffers
+            buffer for cell in away for effects in cell.all_effects for buffer in effects.written_buffers
         )
         self._connected: Mirrors | None = None
         self._order: tuple[frozenset[int], str] | None = None
@@ -94,10 +91,14 @@ class RankExecutable(Executable):
         """Return what notices changes of the state of this rank's stages; of none if the program has it sharded meanwhile."""
         actions = (instruction.action for instruction in self.program.rows[self.device])
         is_sharded = any(action is not None and action.kind in SHARDING for action in actions)
-        placed = zip(self.cells, self.program.placement, strict=False)
-        own = [cell for cell, device in placed if device == self.device and not is_sharded]
+        own = [] if is_sharded else self._own_cells
         weights = (weight for cell in own for module in cell.modules for weight in module.parameters())
         return HookedUpdates(dict.fromkeys(weights), self.program, read_state(own))
+
+    @property
+    def _own_cells(self) -> list[Cell | VariantCell]:
+        """The cells of the stages of which this rank has a copy."""
+        return [cell for stage, cell in enumerate(self.cells) if stage in self._own]
 
     def draw_warning(self, *, threaded: bool) -> str:  # noqa: ARG002 a rank has threads of its own
         """Return no warning: each process has generators of its own."""
@@ -138,7 +139,8 @@ class RankExecutable(Executable):
         """Run the row, then share the departures. Raises RunError for a failure of this rank, RankLost for another rank's."""
         assert workers is None
         error, before = None, self.updates.before()
-        self._held[False].warn_of((*before.hooked, *before.watched), _HOOK_ADVICE)
+        hooked, has_copies = (*before.hooked, *before.watched), bool(self.program.directions)
+        self._held[False].warn_of(hooked, _HOOK_ADVICE, has_copies=has_copies)
         with (
             self._blaming(), ExitStack() as after, self._old.hidden(self._absent), self.tied.unhooked(),
             self.orders.loss_watched(threaded=False),
@@ -163,8 +165,7 @@ class RankExecutable(Executable):
     @cached_property
     def _absent(self) -> dict[torch.Tensor, str]:
         """The tensors of the model that live on other ranks and that no stage of this rank uses, with their names."""
-        own = (cell for stage, cell in enumerate(self.cells) if self.program.placement[stage] == self.device)
-        modules = (module for cell in own for module in cell.modules)
+        modules = (module for cell in self._own_cells for module in cell.modules)
         return self._old.elsewhere({id(tensor) for module in modules for tensor in state_tensors(module)})
 
     def _abandon(self, code: Code, frame: Frame) -> None:
@@ -236,17 +237,20 @@ class RankExecutable(Executable):
     def _share(self, frame: Frame) -> None:
         """Send the departures of this rank to all others, and receive theirs, in one order on all ranks."""
         for departure in self._departures:
-            values, name, microbatch = frame.departures[departure.name, False], str(departure), departure.microbatch
-            layout = (name, len(values)) if microbatch is None else None
+            values, name, own = frame.departures[departure.name, False], str(departure), departure.microbatches
+            layout = (name, len(own)) if departure.is_stacked else None
             if departure.device == self.device:
-                value = values[microbatch] if microbatch is not None else torch.stack(values).detach()
+                sent = [values[microbatch] for microbatch in own]
+                value = torch.stack(sent).detach() if departure.is_stacked else sent[0]
                 for peer in range(self.program.n_devices):
                     if peer != self.device:
                         self.values.send(peer, name, value, layout)
-            elif microbatch is None:
-                values[:] = self.values.receive(departure.device, name, layout).unbind()
             else:
-                values[microbatch] = self.values.receive(departure.device, name, layout)
+                received = self.values.receive(departure.device, name, layout)
+                for microbatch, value in zip(
+                    own, received.unbind() if departure.is_stacked else (received,), strict=True
+                ):
+                    values[microbatch] = value
 
     def _then_reduce(self, run: Run, complete: frozenset[int] | None) -> Run:
         def run_and_reduce(frame: Frame) -> None:

@@ -26,18 +26,20 @@ from pipecompile.distributed.messages.row_messages import LeavesRead
 from pipecompile.distributed.protocol import TIMELINES
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.distributed.rank_module import RankModule
+from pipecompile.distributed.stage_copies import check_placed
 from pipecompile.distributed.torch_pipelining import torch_stages
 from pipecompile.driver.call_lock import exclusive
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.evaluation import Evaluation, RunningTotal, ValidationLoop
 from pipecompile.driver.model_proxy import check_norms
 from pipecompile.driver.signature import signature_of
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Kind
 from pipecompile.ir.timeline import Timeline
 from pipecompile.options import Options
 from pipecompile.pipeline import Pipeline
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
+from pipecompile.settings.direction_choice import other_placements
 
 __all__ = ["RankPipeline"]
 
@@ -227,8 +229,8 @@ class RankPipeline(RankModule):
 
     @property
     def needs_targets(self) -> bool:
-        """Whether this rank uses the targets of a batch: it runs the last stage. If not, it may pass zeros of the same shapes."""
-        return self._cache.latest.plan.placement[-1] == self._ranks.index
+        """Whether this rank uses the targets of a batch: it runs the last stage, or a copy of it. If not, it may pass zeros of the same shapes."""
+        return any(placement[-1] == self._ranks.index for placement in self._cache.latest.mirrors.placements)
 
     def sum_over_copies(self, values: Any) -> Any:
         """Return numbers, or nested containers of numbers and tensors, summed over the copies. All ranks must call this together."""
@@ -264,7 +266,10 @@ class RankPipeline(RankModule):
         super().reschedule(schedule, n_microbatches)
         try:
             check_runs_on_ranks(self._cache.options)
-        except InputError:
+            for recording in self._cache.entries:
+                own = recording.plan.placement, *other_placements(self._cache.options)
+                check_placed(own, recording.mirrors.placements)
+        except (InputError, ScheduleError):
             self._cache.reschedule(before)
             raise
         self._rescheduled = "after " + reschedule_text(self._cache.options)

@@ -20,6 +20,7 @@ from torch import nn
 
 from pipecompile.distributed.messages.value_transport import ValueTransport
 from pipecompile.graph.stages import Stage
+from pipecompile.ir.directions import Placement
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables, is_joint_hook
@@ -51,8 +52,10 @@ class TiedCopy:
 class TiedCopies(Mirrors):
     """All copies of one specialization. Every rank lists all of them, in the same order, also those of other ranks."""
 
-    def __init__(self, copies: tuple[TiedCopy, ...], values: ValueTransport, here: int) -> None:
-        super().__init__()
+    def __init__(
+        self, copies: tuple[TiedCopy, ...], values: ValueTransport, here: int, placements: tuple[Placement, ...] = ()
+    ) -> None:
+        super().__init__(placements=placements)
         self.copies, self.values, self.here = copies, values, here
         self.pairs = {pair for copy in copies for pair in ((copy.home, copy.away), (copy.away, copy.home))}
         self.tied = frozenset(id(copy.tensor) for copy in copies)
@@ -70,6 +73,7 @@ class TiedCopies(Mirrors):
             tuple(replace(copy, name=f"tied {place}") for place, copy in enumerate(copies.values())),
             self.values,
             self.here,
+            self.placements,
         )
 
     def _expect(self, values: Sequence[tuple[int, str]]) -> None:
@@ -131,20 +135,24 @@ class TiedCopies(Mirrors):
 def place_on_ranks(
     graph: TracedGraph,
     stages: Sequence[Stage],
-    devices: Sequence[torch.device],
-    placement: Sequence[int],
+    device: torch.device,
+    placements: tuple[Placement, ...],
     homes: Homes,
     values: ValueTransport,
     here: int,
 ) -> TiedCopies:
-    """Assign a home to every tensor of the stages, move the tensors of this rank's stages to its device, return the copies."""
+    """Assign a home to every tensor of the stages, move those of this rank's stages to its `device`, and return the copies.
+
+    The first of `placements` has the homes; others are those of further copies of all stages.
+    """
     copies: dict[tuple[int, int], TiedCopy] = {}
-    for stage, tensor in tensor_uses(graph, stages):
-        memory = placement[stage.index]
-        home = homes.assign(tensor, memory)
-        if memory == here:
-            homes.move(tensor, devices[stage.index], is_copy=home != memory)
-        if home != memory and (memory, id(tensor)) not in copies:
-            assert isinstance(home, int)
-            copies[memory, id(tensor)] = TiedCopy(f"tied {len(copies)}", tensor, home, memory)
-    return TiedCopies(tuple(copies.values()), values, here)
+    for placement in placements:
+        for stage, tensor in tensor_uses(graph, stages):
+            memory = placement[stage.index]
+            home = homes.assign(tensor, memory)
+            if memory == here:
+                homes.move(tensor, device, is_copy=home != memory)
+            if home != memory and (memory, id(tensor)) not in copies:
+                assert isinstance(home, int)
+                copies[memory, id(tensor)] = TiedCopy(f"tied {len(copies)}", tensor, home, memory)
+    return TiedCopies(tuple(copies.values()), values, here, placements)

@@ -19,7 +19,7 @@ from pipecompile.ir.action import NO_MICROBATCH, SHARDING, Action
 from pipecompile.ir.shown_value import shown
 
 __all__ = [
-    "Direction", "all_placements", "check_one_direction", "copies_placed", "directions_fault", "found_directions", "placement_of",
+    "Direction", "Placement", "all_placements", "check_one_direction", "copies_placed", "directions_fault", "found_directions", "placement_of",
     "stage_devices", "stages_on",
 ]  # fmt: skip
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.ir.directions import Placement
 from pipecompile.torch_private.recurrent_layers import noted_weights
 from pipecompile.torch_private.storages import version_of
 
@@ -62,9 +63,12 @@ class Mirror:
 class Mirrors:
     """The mirrors of one build. At most one mirror of a tensor can differ from its home after a run, because an operation that
     writes a tensor shares its stage with all operations that read the tensor.
+
+    `placements` are those of the stages, and of their further copies, which have mirrors of all their tensors; empty without copies.
     """
 
     mirrors: tuple[Mirror, ...] = ()
+    placements: tuple[Placement, ...] = ()
 
     def joined_with(self, others: Iterable[Mirrors]) -> Mirrors:
         """Return the mirrors of this build and of others, for a run of all of them."""

@@ -39,6 +39,15 @@ __all__ = ["HeldHooks"]
 
 _ADVICE = "register_post_accumulate_grad_hook on a CPU, or .grad after the step"
 
+_PER_STAGE = (
+    "hooks on the gradient of {} run once per stage and micro-batch: several stages use it, and a loop over micro-batches runs them once, "
+    "on the whole gradient. Try {}"
+)
+_PER_COPY = (
+    "hooks on the gradient of {} run once on the sum of the micro-batches of each other copy of its stage: a loop over micro-batches runs "
+    "them on each. Try {}"
+)
+
 _BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
 
 
@@ -98,8 +107,8 @@ class HeldHooks:
         joined, held = set(map(id, joint)), [one for one in hooked if is_split or len(stages[id(one)]) > 1]
         return [_HeldParameter(one, stages[id(one)], self, is_joint=id(one) in joined) for one in held]
 
-    def warn_of(self, unheld: Sequence[torch.Tensor], advice: str = _ADVICE) -> None:
-        """Warn once of hooks that run once per stage."""
+    def warn_of(self, unheld: Sequence[torch.Tensor], advice: str = _ADVICE, *, has_copies: bool = False) -> None:
+        """Warn once of hooks that run once per stage, or on sums of other ranks that have copies of the stages."""
         if self._is_warned or not unheld:
             return
         used = Counter(
@@ -107,14 +116,12 @@ class HeldHooks:
         )
         modules = [module for cell in self._cells for module in cell.modules]
         names = {id(own): name for module in modules for name, own in module.named_parameters()}
-        shared = [names[id(one)].removeprefix("_of_model.") for one in unheld if used[id(one)] > 1]
-        if shared:
+        shared = [one for one in unheld if used[id(one)] > 1]
+        for one in shared or (unheld if has_copies else ()):
             self._is_warned = True
-            warn(
-                f"hooks on the gradient of {shared[0]} run once per stage and micro-batch: several stages use it, and a loop over"
-                f" micro-batches runs them once, on the whole gradient. Try {advice}",
-                RecordingWarning,
-            )
+            text = _PER_STAGE if shared else _PER_COPY
+            warn(text.format(names[id(one)].removeprefix("_of_model."), advice), RecordingWarning)
+            return
 
     def _stages(self, parameter: torch.Tensor) -> frozenset[int]:
         """Return the stages whose backward can reach a parameter."""

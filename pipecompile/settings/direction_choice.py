@@ -6,10 +6,10 @@ from typing import Any
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
-from pipecompile.ir.directions import all_placements
+from pipecompile.ir.directions import Placement, all_placements
 from pipecompile.ir.shown_value import shown
 
-__all__ = ["EXCLUDED", "check_directions", "copies_of_stages"]
+__all__ = ["EXCLUDED", "check_directions", "copies_of_stages", "other_placements"]
 
 EXCLUDED: dict[str, str] = {
     "memory_limit": "the cut counts the parameters of one stage per device, and here there are those of several",
@@ -23,7 +23,12 @@ EXCLUDED: dict[str, str] = {
 
 def copies_of_stages(options: Any) -> int:
     """Return how many copies of each stage the schedule of these options has."""
-    return len(all_placements(options.schedule_for(options.any_count, custom=False)))
+    return 1 + len(other_placements(options))
+
+
+def other_placements(options: Any) -> tuple[Placement, ...]:
+    """Return the placements of the further copies of all stages that the schedule of these options has."""
+    return all_placements(options.schedule_for(options.any_count, custom=False))[1:]
 
 
 def check_directions(schedule: Schedule, options: Any) -> None:

@@ -228,6 +228,41 @@ def test_slices_of_sequences_train_as_eager_does_on_whole_ones(run: RankRun, cas
 @pytest.mark.parametrize(
     "case",
     [
+        "copied stages on four",
+        "copied stages, dualpipe",
+        "copied stages, copies",
+        "copied stages, shards",
+        "copied stages, direct",
+        "copied stages, emulated",
+    ],
+)
+def test_copies_of_stages_train_as_eager_does(run: RankRun, case: str) -> None:
+    """Parts of copies of the pipeline differ in samples, labels do not count, and a step has one micro-batch, hence one direction."""
+    for each in run.of(case):
+        assert max(each.values()) < 1e-13
+
+
+def test_what_copies_of_stages_on_ranks_cannot_share_is_refused(run: RankRun) -> None:
+    """Each rank would have the state of its own micro-batches alone, without an error."""
+    for said in run.of("copied stages, refused"):
+        for name in ("norm", "deferred"):
+            assert "2 copies of stage 0 run on several ranks, and its forward writes buffers" in said[name]
+        assert "run on several ranks, and its forward leaves values on objects" in said["counter"]
+        assert (
+            "the loss has parameters of its own, and runs on the 2 ranks with a copy of the last stage" in said["loss"]
+        )
+        assert "the schedule puts stages on ranks (0, 1) and (1, 0)" in said["later"]
+
+
+def test_a_hook_on_the_gradient_of_a_copied_stage_runs_on_sums_with_a_warning(run: RankRun) -> None:
+    results = run.of("copied stages, hooked")
+    assert [right for _, right in results] == ["right: True"] * len(results)
+    assert sum("once on the sum of the micro-batches of each other copy" in warned for warned, _ in results) == 2
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
         "behind a collective",
         "direct behind a collective",
         "emulated behind a collective",

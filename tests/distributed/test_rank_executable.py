@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +25,9 @@ ROUTES = (Route("x", HOST, (0,)), Route("h", 0, (1,)), Route("loss", 1, (HOST,))
 PROGRAM = lower(build_schedule("gpipe", 2, 4), ROUTES)
 
 
-def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1), program: Program = PROGRAM) -> RankExecutable:
+def executable(
+    awaited: set[str], placements: Sequence[tuple[int, ...]] = ((0, 1),), program: Program = PROGRAM
+) -> RankExecutable:
     ranks = SimpleNamespace(rank_of=lambda device: 10 + device, index=0)
     communicator: Any = SimpleNamespace(board=SimpleNamespace(awaited_from=lambda rank, own: awaited), ranks=ranks)
     replicas: Any = SimpleNamespace(group=None)
@@ -34,7 +37,7 @@ def executable(awaited: set[str], placement: tuple[int, ...] = (0, 1), program: 
     devices = [torch.device("cpu")] * 2
     return RankExecutable(
         ProgramBinding(program, (), devices, graph, mirrors), communicator=communicator, values=values,
-        placement=placement, replicas=replicas,
+        placements=placements, replicas=replicas,
     )  # fmt: skip
 
 
@@ -85,10 +88,14 @@ def test_a_failed_run_lets_go_when_no_values_are_hidden(monkeypatch: pytest.Monk
 
 def test_a_schedule_must_leave_stages_on_their_ranks() -> None:
     with pytest.raises(ScheduleError, match=r"the schedule puts stages on ranks \(0, 1\)"):
-        executable(set(), placement=(1, 0))
+        executable(set(), placements=[(1, 0)])
 
 
-def test_copies_of_stages_are_refused() -> None:
+def test_copies_of_stages_run_where_their_parameters_are() -> None:
     """A function may build them for some numbers of micro-batches alone, which the options do not show."""
-    with pytest.raises(ScheduleError, match="the program has 2 copies of each stage, and a rank has the parameters"):
-        executable(set(), program=lower(build_schedule("chimera", 2, 4), ROUTES))
+    program = lower(build_schedule("chimera", 2, 4), ROUTES)
+    with pytest.raises(
+        ScheduleError, match=r"stages on ranks \(0, 1\) and \(1, 0\)\n  why    their parameters are placed for \(0, 1\)"
+    ):
+        executable(set(), program=program)
+    assert executable(set(), placements=[(0, 1), (1, 0)], program=program).program is program

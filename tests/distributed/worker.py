@@ -29,6 +29,7 @@ from tests.distributed import (  # noqa: E402
     branches,
     cases,
     changes,
+    copied_stages,
     direct,
     held,
     layouts,
@@ -84,6 +85,7 @@ def _rank(rank: int, line: Connection, folder: Path) -> None:
         every = cases.CASES | layouts.CASES | meshes.CASES | overlaps.CASES | batch_norms.CASES | changes.CASES
         every |= listed.CASES | direct.CASES | own_order.CASES | sharded_losses.CASES | resharded.CASES
         every |= held.CASES | shards_of_layers.CASES | sliced.CASES | tensor_kinds.CASES | branches.CASES
+        every |= copied_stages.CASES
         for name, case in every.items():
             if name in FULL_ONLY and not cases.FULL:
                 continue

@@ -25,7 +25,6 @@ from pipecompile.ir.plan import Plan
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.options import Options
 from pipecompile.passes.user_passes import UserPass
-from pipecompile.settings.direction_choice import copies_of_stages
 
 __all__ = ["SETTINGS", "check_runs_on_ranks", "check_settings", "reschedule_text", "settings_text"]
 
@@ -76,15 +75,12 @@ def reschedule_text(options: Options) -> str:
 
 def check_runs_on_ranks(options: Options) -> None:
     """Raise InputError for options of a step that needs all stages in one process."""
-    what, why = "", ""
     if options.across_batch == "exact":
-        what = 'across_batch="exact"'
-        why = "the samples meet behind the last stage, in a part of the model that other ranks have no gradients of"
-    elif copies_of_stages(options) > 1:
-        what, why = "a schedule with several copies of each stage", "a rank has the parameters of its own stages alone"
-    if what:
-        hint = "devices=[...], the stages in one process"
-        raise InputError(f"{what} is given for stages on several ranks", why=why, hint=hint)
+        raise InputError(
+            'across_batch="exact" is given for stages on several ranks',
+            why="the samples meet behind the last stage, in a part of the model that other ranks have no gradients of",
+            hint="devices=[...], the stages in one process",
+        )
 
 
 def check_settings(texts: Sequence[str], ranks: Sequence[int]) -> None:

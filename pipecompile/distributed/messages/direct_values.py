@@ -5,7 +5,8 @@
 
 A layout is known to two ranks, for one direction, under the key that the caller gives, in all steps on which the ranks agree alike
 (`step_agreement`). An object goes over the control group as a whole. A value that is known with another layout than it has is an
-error of its sender: the receiver has launched its receive by then.
+error of its sender: the receiver has launched its receive by then. For a gradient that is None it sends zeros: the labels of one
+micro-batch may all be ignored, so that its loss has no backward.
 """
 
 from __future__ import annotations
@@ -106,11 +107,13 @@ class DirectValues:
         """Return at once: receives are launched in the order of the program."""
 
     @torch.inference_mode(False)
-    def send(self, target: int, name: str, value: Any, layout: Hashable = None) -> None:
+    def send(self, target: int, name: str, value: Any, layout: Hashable = None, *, is_gradient: bool = False) -> None:
         key = None if layout is None else (target, layout, True)
         known = self.layouts.get(key)
-        if known is not None and known.fits(value, self.device):
-            payload = None if value is None else value.detach()
+        if known is not None and value is None and is_gradient:
+            payload: torch.Tensor | None = known.allocate(self.device).zero_()
+        elif known is not None and known.fits(value, self.device):
+            payload = value.detach()
         else:
             now, payload = encode(value, self.device)
             if known is None:
@@ -162,8 +165,8 @@ class DirectValues:
             raise self.communicator.connection_lost(peer, name, error) from None
 
     def _remember(self, key: Hashable, layout: MessageLayout) -> None:
-        """Note an agreed layout. Objects have no fixed size, and are announced each time."""
-        if key is not None and layout.kind is not PayloadKind.OBJECT:
+        """Note the agreed layout of a tensor. Objects have no fixed size, and None may be a tensor later: they are announced each time."""
+        if key is not None and layout.kind is PayloadKind.TENSOR:
             self.layouts[key] = layout
 
     def _launched(self, peer: int, name: str, work: dist.Work) -> None:

@@ -13,21 +13,26 @@ from hashlib import sha256
 from typing import Protocol
 
 from pipecompile.ir import HOST, LOSS, Action, Instruction, Op, Program, Route
-from pipecompile.ir.plan import Plan
+from pipecompile.parameters.tied_mirrors import Mirrors
 
 __all__ = ["Departure", "LeavesRead", "departures", "directed_pairs", "incoming", "sending_action", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A value that goes from `device` to the host, hence to all ranks. `microbatch` is None for the losses of all micro-batches."""
+    """A value that goes from `device` to the host, hence to all ranks: of one micro-batch, or the losses of several as one message."""
 
     device: int
     name: str
-    microbatch: int | None
+    microbatches: tuple[int, ...]
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it has the losses of these micro-batches."""
+        return self.name == LOSS
 
     def __str__(self) -> str:
-        return f"{self.name}{'' if self.microbatch is None else f'#{self.microbatch}'} for all"
+        return f"{self.name}{'' if self.is_stacked else f'#{self.microbatches[0]}'} for all"
 
 
 def departures(program: Program) -> tuple[Departure, ...]:
@@ -38,8 +43,16 @@ def departures(program: Program) -> tuple[Departure, ...]:
         for instruction in row
         if instruction.op is Op.SEND and instruction.peer == HOST
     ]
-    outputs = ((device, value.name, value.microbatch) for device, value in values if value.consumer is None)
-    return tuple(dict.fromkeys(Departure(d, name, None if name == LOSS else m) for d, name, m in outputs))
+    outputs = [(device, value) for device, value in values if value.consumer is None]
+    losses = defaultdict[int, list[int]](list)
+    for device, value in outputs:
+        if value.name == LOSS:
+            losses[device].append(value.microbatch)
+    own = (
+        Departure(device, value.name, tuple(sorted(losses[device])) if value.name == LOSS else (value.microbatch,))
+        for device, value in outputs
+    )
+    return tuple(dict.fromkeys(own))
 
 
 def incoming(program: Program, device: int) -> dict[int, tuple[str, ...]]:
@@ -88,7 +101,7 @@ def summary(program: Program) -> str:
 
 
 class RoutedRecording(Protocol):
-    """A recording with its number, its routes, the names of its inputs, and the plan of where its stages run."""
+    """A recording with its number, its routes, the names of its inputs, and the mirrors, which know the devices of its stages and of their copies."""
 
     @property
     def number(self) -> int: ...
@@ -97,7 +110,7 @@ class RoutedRecording(Protocol):
     @property
     def inputs(self) -> Sequence[str]: ...
     @property
-    def plan(self) -> Plan: ...
+    def mirrors(self) -> Mirrors: ...
 
 
 class LeavesRead:
@@ -121,8 +134,10 @@ def _leaves_read(recording: RoutedRecording, device: int) -> int:
     """Return the bits of the inputs that the stages on `device` read, and of all behind them if it has the last stage, which reads the
     target.
     """
-    placement, inputs = recording.plan.placement, recording.inputs
-    sent = [route for route in recording.routes if route.source == HOST]
-    here = {route.value for route in sent if any(end != HOST and placement[end] == device for end in route.consumers)}
+    inputs, placements = recording.inputs, recording.mirrors.placements
+    last = len(placements[0]) - 1
+    own = {stage for placement in placements for stage, where in enumerate(placement) if where == device}
+    sent = (route for route in recording.routes if route.source == HOST)
+    here = {route.value for route in sent if not own.isdisjoint(route.consumers)}
     bits = sum(1 << place for place, name in enumerate(inputs) if name in here)
-    return bits | (1 << 62) - (1 << min(len(inputs), 62)) if placement[-1] == device else bits
+    return bits | (1 << 62) - (1 << min(len(inputs), 62)) if last in own else bits

@@ -46,8 +46,8 @@ class ValueTransport(Protocol):
     def expect(self, source: int, names: Iterable[str]) -> None:
         """Append names to the values that will come from `source`, in this order."""
 
-    def send(self, target: int, name: str, value: Any, layout: Hashable = None) -> None:
-        """Send a value, which must not change until `finish`. Raises RankLost."""
+    def send(self, target: int, name: str, value: Any, layout: Hashable = None, *, is_gradient: bool = False) -> None:
+        """Send a value, which must not change until `finish`. A gradient that is None may arrive as zeros. Raises RankLost."""
 
     def receive(self, source: int, name: str, layout: Hashable = None) -> Any:
         """Return the next value from `source`, on this rank's device. Raises RankLost."""
@@ -77,7 +77,15 @@ class GlooValues:
     def expect(self, source: int, names: Iterable[str]) -> None:
         self.communicator.expect(source, names)
 
-    def send(self, target: int, name: str, value: Any, layout: Hashable = None) -> None:  # noqa: ARG002
+    def send(
+        self,
+        target: int,
+        name: str,
+        value: Any,
+        layout: Hashable = None,  # noqa: ARG002
+        *,
+        is_gradient: bool = False,  # noqa: ARG002
+    ) -> None:
         self.communicator.send(target, name, value)
 
     def receive(self, source: int, name: str, layout: Hashable = None) -> Any:  # noqa: ARG002

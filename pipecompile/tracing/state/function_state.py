@@ -111,9 +111,9 @@ def _is_users(value: Any) -> bool:
     return (can_hold(value) or holds_hidden(value)) and not is_own
 
 
-def tensors_near(function: Callable[..., Any] | None) -> set[int]:
-    """Return the ids of the tensors in the objects near a function, as far as `function_restored` restores them."""
-    return set() if function is None else {id(tensor) for tensor in tensors_of(*_reached(function)[0], most=_MOST)}
+def tensors_near(function: Callable[..., Any] | None) -> dict[int, torch.Tensor]:
+    """Return the tensors in the objects near a function by id, as far as `function_restored` restores them."""
+    return {} if function is None else {id(tensor): tensor for tensor in tensors_of(*_reached(function)[0], most=_MOST)}
 
 
 def functions_near(function: Callable[..., Any] | None) -> list[FunctionType]:

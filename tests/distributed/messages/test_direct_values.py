@@ -70,7 +70,7 @@ VALUES = {
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_a_value_arrives_as_it_is_and_is_announced_once(value: torch.Tensor | None) -> None:
     arrived, counts = sent((value, "key"), (value, "key"), (value, "key"))
-    assert counts == [1, 0, 0]
+    assert counts == ([1, 1, 1] if value is None else [1, 0, 0])
     for found in arrived:
         if value is None:
             assert found is None
@@ -126,16 +126,20 @@ def test_another_layout_than_agreed_is_refused_by_its_sender(second: Any, text: 
     on_ranks(run)
 
 
-def test_nothing_is_refused_where_a_tensor_comes() -> None:
-    def run(values: DirectValues) -> None:
-        if values.index == 1:
-            assert values.receive(0, "v", "key") is None
-            return
-        values.send(1, "v", None, "key")
-        with pytest.raises(PlanError, match="and was None"):
-            values.send(1, "v", torch.zeros(3), "key")
+def test_a_gradient_that_is_none_arrives_as_zeros_once_its_layout_is_known() -> None:
+    """Where all labels of a micro-batch are ignored, its loss has no backward: the step failed."""
+    gradients = None, torch.ones(3), None
 
-    on_ranks(run)
+    def run(values: DirectValues) -> Any:
+        if values.index == 1:
+            return [values.receive(0, "g", "key") for _ in gradients]
+        for gradient in gradients:
+            values.send(1, "g", gradient, "key", is_gradient=True)
+        return None
+
+    first, second, third = on_ranks(run)[1]
+    assert first is None
+    assert (second.tolist(), third.tolist()) == ([1.0] * 3, [0.0] * 3)
 
 
 def test_each_receiver_is_told_a_layout() -> None:

@@ -15,6 +15,7 @@ from pipecompile.distributed.messages.row_messages import (
     summary,
 )
 from pipecompile.ir import HOST, LOSS, Program, Route
+from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
 
@@ -25,14 +26,18 @@ def program(schedule: str = "gpipe", routes: tuple[Route, ...] = ROUTES, n_micro
     return lower(build_schedule(schedule, 2, n_microbatches), routes)
 
 
+def of_placements(*placements: tuple[int, ...]) -> Mirrors:
+    return Mirrors(placements=placements)
+
+
 def test_the_losses_of_all_micro_batches_are_one_departure() -> None:
-    assert departures(program()) == (Departure(1, LOSS, None),)
+    assert departures(program()) == (Departure(1, LOSS, (0, 1)),)
 
 
 def test_leaves_that_a_rank_reads_are_found_once_by_recording_and_inputs() -> None:
     """Device 0 reads `x`; device 1 reads `mask`, and has the last stage, which reads all that is in the target."""
     routes = (*ROUTES, Route("mask", HOST, (1,)))
-    recording = SimpleNamespace(number=3, routes=routes, inputs=("x", "mask"), plan=SimpleNamespace(placement=(0, 1)))
+    recording = SimpleNamespace(number=3, routes=routes, inputs=("x", "mask"), mirrors=of_placements((0, 1)))
     asked = list[int]()
 
     def recordings() -> list[Any]:
@@ -45,6 +50,17 @@ def test_leaves_that_a_rank_reads_are_found_once_by_recording_and_inputs() -> No
     assert last(3, 2) == (1 << 62) - 2
     assert first(3, 1) is None
     assert first(4, 2) is None
+
+
+def test_a_rank_reads_what_its_copies_of_stages_read() -> None:
+    placements = (0, 1), (1, 0)
+    recording = SimpleNamespace(number=1, routes=ROUTES, inputs=("x",), mirrors=of_placements(*placements))
+    assert LeavesRead(lambda: [recording], 0)(1, 1) == LeavesRead(lambda: [recording], 1)(1, 1) == (1 << 62) - 1
+
+
+def test_losses_depart_from_each_device_with_a_copy_of_the_last_stage() -> None:
+    lowered = lower(build_schedule("chimera", 2, 4), ROUTES)
+    assert departures(lowered) == (Departure(0, LOSS, (1, 3)), Departure(1, LOSS, (0, 2)))
 
 
 def test_other_outputs_are_a_departure_per_micro_batch() -> None:
