@@ -73,7 +73,7 @@ class CallRecorder(TorchFunctionMode):
         self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
         self.dispatcher = DispatchRecorder(self)
         self.twins = Twins(self.fake, device)
-        self.values = ValueNodes(self.graph, symbol, self.twins)
+        self.values = ValueNodes(self.graph, symbol, self.twins, opaque_calls.opaque.known_objects)
         self.regions = Regions(self.graph, Ambient.now(grad=grad))
         self.writer = NodeWriter(self.values, self.regions)
         self.names = {id(module): name for name, module in model.named_modules()}

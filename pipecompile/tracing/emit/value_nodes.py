@@ -6,7 +6,8 @@ import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FunctionType
+from functools import partial
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.call_description import graph_path, is_code_text
+from pipecompile.tracing.emit.call_description import HookArgument, graph_path, is_code_text
+from pipecompile.tracing.emit.call_objects import CallObjects, KnownObjects, remade
 from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
@@ -50,6 +52,7 @@ CONSTANT = "_constant_"
 """Beginning of the names of attributes of a graph that the model does not have."""
 
 _NOTHING: frozenset[int] = frozenset()
+_FUNCTIONS = (FunctionType, MethodType, BuiltinMethodType, partial, HookArgument)
 
 
 def tensors_in(structure: object) -> list[torch.Tensor]:
@@ -91,7 +94,7 @@ class ValueNodes:
     `region` is the user's call of `torch.utils.checkpoint` that is running, None outside of all: a fact of new nodes.
     """
 
-    def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins) -> None:
+    def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins, known: KnownObjects | None = None) -> None:
         self.graph, self.symbol, self.twins = graph, symbol, twins
         self.roots: dict[str, Any] = {}
         self.buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
@@ -99,12 +102,13 @@ class ValueNodes:
         self._nodes: dict[int, fx.Node] = {}
         self._attributes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
-        self.closed_over = ClosedOver()
+        self.closed_over, self.call_objects = ClosedOver(), CallObjects(known)
         self._numbers: dict[int, Any] = {}
         self.region: RecomputedRegion | None = None
 
     def replace_by_fakes(self, model: nn.Module) -> None:
         """Replace all parameters and buffers by fake tensors. The caller restores the model."""
+        self.call_objects.note_model(model)
         for path, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):  # its tensors are in C++ and cannot be replaced
                 continue
@@ -209,8 +213,8 @@ class ValueNodes:
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
             return self._dictionary(value)
-        if isinstance(value, FunctionType) and (contents := tensor_cells(value)):
-            return self._function(value, contents)
+        if isinstance(value, _FUNCTIONS):
+            return self._function(value.hook if isinstance(value, HookArgument) else value)
         if shell := shell_of(value):
             return self._object(value, shell)
         return _plain(value) if _is_written(value) else self._constant(value)
@@ -231,11 +235,18 @@ class ValueNodes:
         set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), value)
         return node
 
-    def _function(self, function: Any, contents: dict[str, Any]) -> fx.Node:
-        """Return a node that rebuilds a function with the tensors that it closes over."""
-        self.closed_over.note(function, contents, caller())
-        held = self.argument(list(contents.values()))
-        node = self.graph.call_function(rebuilt, (self._constant(function), list(contents), held))
+    def _function(self, function: Any) -> fx.Node:
+        """Return a node that makes a function anew, with the tensors and objects of its call that it holds; else its constant."""
+        if (leaves := self.call_objects.leaves_around(function)) is not None:
+            held = self.argument(leaves)
+            target: Any = remade
+            args: Any = (self._constant(self.call_objects), self.call_objects.note(function, leaves), held)
+        elif contents := tensor_cells(function):
+            self.closed_over.note(function, contents, caller())
+            target, args = rebuilt, (self._constant(function), list(contents), self.argument(list(contents.values())))
+        else:
+            return self._constant(function)
+        node = self.graph.call_function(target, args)
         set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), function)
         return node
 
