@@ -264,6 +264,8 @@ class Recorder(CallRecorder):
             raise CarriedStateError(written, self.model)
         self.leftovers.warn_of_replaced()
         if changes := self.leftovers.changes():
+            if self.values.call_objects.are_in([change.value for change in changes]):
+                raise CarriedStateError(changes, self.model)
             record_state_changes(self, inputs, changes)
 
     def _contexts(self) -> tuple[Any, ...]:

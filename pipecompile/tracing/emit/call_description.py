@@ -32,7 +32,8 @@ from pipecompile.torch_private.operators import batch_norm_operators, written_ar
 from pipecompile.tracing.user_source import caller, is_foreign
 
 __all__ = [
-    "HookArgument",
+    "HOOKS",
+    "HeldArgument",
     "NodeCall",
     "accesses_gradient",
     "check_keywords",
@@ -54,10 +55,10 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class HookArgument:
-    """A hook, of whatever type, as the argument of the call that registers it."""
+class HeldArgument:
+    """An argument that a backward reads: a hook of whatever type, or an object that an autograd function may keep."""
 
-    hook: Any
+    value: Any
 
 
 NodeCall = tuple[str, Any, Any]
@@ -189,7 +190,7 @@ def node_call(func: Any, args: Any) -> NodeCall:
     if name in _OPERATORS:
         return "call_function", _OPERATORS[name], args
     if getattr(torch.Tensor, name, None) == func:
-        return "call_method", name, (args[0], *map(HookArgument, args[1:])) if name in _HOOKS else args
+        return "call_method", name, (args[0], *map(HeldArgument, args[1:])) if name in HOOKS else args
     return "call_function", func, args
 
 
@@ -210,8 +211,9 @@ _STATE_ATTRIBUTES = "_version retains_grad output_nr _backward_hooks _post_accum
 _OF_STATE = {getattr(torch.Tensor, name).__get__: name for name in _STATE_ATTRIBUTES.split()}
 _OF_STATE |= {torch.Tensor.is_shared: "is_shared", torch.Tensor.is_pinned: "is_pinned"}
 
-_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
-_ON_THE_TENSOR = _HOOKS | {"__set__", "retain_grad"}
+HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+"""Names of the methods of a tensor that register a hook on its gradient."""
+_ON_THE_TENSOR = HOOKS | {"__set__", "retain_grad"}
 
 _STATISTICS: dict[Any, tuple[int, str, bool]] = {
     F.batch_norm: (1, "training", False),

@@ -1,8 +1,8 @@
 """Containers and objects that a forward makes and that functions of its backward read or fill: every micro-batch has its own.
 
     seen = []                                            objects = CallObjects
-    k.register_hook(lambda g: seen.append(g))            first = remade(objects, 0, <lambda>, [])     a lambda that appends to a new list
-    h.register_hook(lambda g: g * seen[0] * scale)       second = remade(objects, 1, <lambda>, [scale])     one that reads the same list
+    k.register_hook(lambda g: seen.append(g))            first = remade(objects, <lambda>, [])     a lambda that appends to a new list
+    h.register_hook(lambda g: g * seen[0] * scale)       second = remade(objects, <lambda>, [scale])     one that reads the same list
 
 What the forward makes is another object in each call. So the model is recorded a second time, and what the functions held in the first
 recording, which stays alive, and hold again, was there before: the user's own, one object for all micro-batches.
@@ -10,9 +10,10 @@ recording, which stays alive, and hold again, was there before: the user's own, 
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 
 from pipecompile.errors import RecordingWarning, TraceError
+from pipecompile.tracing.emit.call_description import HeldArgument
 from pipecompile.tracing.emit.made_objects import (
     Copies,
     assigned_variables,
@@ -30,9 +32,10 @@ from pipecompile.tracing.emit.made_objects import (
     is_state,
     parts_of,
 )
+from pipecompile.tracing.reachable_code import is_foreign
 from pipecompile.tracing.user_source import caller, warn
 
-__all__ = ["CallObjects", "KnownObjects", "UndecidedObjects", "remade", "with_objects"]
+__all__ = ["CallObjects", "HeldObject", "KnownObjects", "UndecidedObjects", "remade", "with_objects"]
 
 
 @dataclass(slots=True)
@@ -56,10 +59,10 @@ class UndecidedObjects(TraceError):
 
 
 @dataclass(slots=True)
-class _Noted:
-    """A function, the tensors and sizes of the call that it held when it was recorded, and the line of its call."""
+class HeldObject:
+    """A function or another object, the tensors and sizes of the call that it held when it was recorded, and the line of its call."""
 
-    function: Any
+    value: Any
     leaves: list[Any]
     where: str
 
@@ -69,7 +72,7 @@ class CallObjects:
 
     def __init__(self, known: KnownObjects | None) -> None:
         self.known, self.modules = known, frozenset[int]()
-        self.noted: list[_Noted] = []
+        self.noted: dict[int, HeldObject] = {}
         self._others: list[Any] = []
         self._made: dict[int, Any] = {}
         self._assigned, self._joint = frozenset[int](), frozenset[int]()
@@ -96,16 +99,55 @@ class CallObjects:
         )
         return any(map(is_state, made.values())) or any(_assigned_in(made)) or not variables.isdisjoint(read)
 
-    def note(self, function: Any, leaves: list[Any]) -> int:
-        """Note a function that is made anew in each call, and return its number."""
-        self.noted.append(_Noted(function, leaves, caller()))
-        return len(self.noted) - 1
+    def note(self, function: Any, leaves: list[Any]) -> HeldObject:
+        """Return the note of a function that is made anew in each call, the same for one function. Raise TraceError if it holds others now."""
+        noted = self.noted.setdefault(id(function), HeldObject(function, leaves, caller()))
+        if [*map(id, noted.leaves)] != [*map(id, leaves)]:
+            raise _changed(noted.where)
+        return noted
+
+    def kept(self, function: Any, args: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return what gives the arguments of the node of an autograd function, which is yet to be called with `args`, from these with fake
+        tensors: an object without tensors is marked, since the backward may read or change that very object.
+
+        Raise TraceError, there and here, if the class of the function, or its forward, hides from the graph what it reads or changes.
+        """
+        owner: Any = getattr(function, "autograd_function", None)
+        self._require_free(owner)
+        around = {place: self._around(arg) for place, arg in enumerate(args) if is_state(arg) and owner is not None}
+        held = {place: made for place, (made, leaves) in around.items() if not leaves}
+        self._others += [args[place] for place in held]
+        before = {place: [parts_of(one) for one in made.values()] for place, made in held.items()}
+
+        def arguments(faked: Sequence[Any]) -> list[Any]:
+            values = list(faked)
+            for place, made in held.items():
+                now = [parts_of(one) for one in made.values()]
+                is_changed = any(not _is_same(one, other) for one, other in zip(now, before[place], strict=True))
+                if is_changed and made and self.known is not None:
+                    raise TraceError(
+                        _CHANGES.format(owner.__name__), where=caller(), hint="return it from the function, as a tensor"
+                    )
+                if not is_changed:
+                    values[place] = HeldArgument(args[place])
+            return values
+
+        return arguments
+
+    def _require_free(self, owner: Any) -> None:
+        """Raise TraceError if an autograd function that the call defines reads objects or tensors of the call as variables."""
+        for function in (getattr(owner, name, None) for name in ("forward", "backward", "setup_context")):
+            if isinstance(function, FunctionType) and function.__closure__ and not is_foreign(function):
+                made, leaves = self._around(function)
+                self._others.append(function)
+                if leaves or (self.known is not None and self._has_state(made)):
+                    raise TraceError(_HIDES.format(owner.__name__), where=caller(), hint="pass it to apply, for ctx")
 
     def check(self) -> None:
         """Raise UndecidedObjects if another recording has to show what the call makes, and TraceError if the forward has put a tensor into
         an object after a function with it was recorded. Note the objects as they are at the end of the forward.
         """
-        around = [self._around(function) for function in (*(one.function for one in self.noted), *self._others)]
+        around = [self._around(function) for function in (*(one.value for one in self.noted.values()), *self._others)]
         self._made = {key: value for made, _ in around for key, value in made.items()}
         held = Counter(id(leaf) for _, leaves in around for leaf in leaves if _may_be_written(leaf))
         self._assigned, self._joint = (
@@ -113,7 +155,7 @@ class CallObjects:
             frozenset(key for key in held if held[key] > 1),
         )
         self._require_decided()
-        for one, (_, leaves) in zip(self.noted, around, strict=False):
+        for one, (_, leaves) in zip(self.noted.values(), around, strict=False):
             if {*map(id, leaves)} - {*map(id, one.leaves)}:
                 raise _changed(one.where)
         for value in [one for one in self._made.values() if is_state(one)]:
@@ -137,6 +179,18 @@ class CallObjects:
     def _is_shared(self, cell: CellType) -> bool:
         return id(cell) in self._assigned or any(id(content) in self._joint for content in parts_of(cell))
 
+    def shared_by(self, held: HeldObject) -> set[int]:
+        """Return the ids of the objects, variables and tensors around a function by which it may reach other functions of its call."""
+        made, leaves = self._around(held.value)
+        state = {key for key, one in made.items() if is_state(one) or key in self._assigned}
+        return (state & self._made.keys()) | ({*map(id, leaves)} & self._joint)
+
+    def are_in(self, values: Sequence[Any]) -> bool:
+        """Return whether an object that each call makes anew is among values, or held by one."""
+        return any(
+            is_state(one) and key in self._made for value in values for key, one in self._around(value)[0].items()
+        )
+
     def _around(self, function: Any) -> tuple[dict[int, Any], list[Any]]:
         """Return the objects around a function that the call made, by id, as far as is known, and the tensors and sizes of the call."""
         known = self.known.objects if self.known else {}
@@ -154,7 +208,7 @@ class CallObjects:
 
     def _require_copyable(self, value: Any) -> None:
         """Let micro-batches share an object that cannot be copied, with a warning. Raise TraceError for a node of autograd."""
-        where = self.noted[0].where
+        where = next(one.where for one in self.noted.values())
         if isinstance(value, torch.autograd.graph.Node):
             raise TraceError(
                 "cannot trace: a hook holds a node of autograd", code="PC113", where=where, why="it belongs to one call"
@@ -163,27 +217,28 @@ class CallObjects:
             empty_copy(value)
         except Exception:  # whatever a type of the user's raises
             del self._made[id(value)]
-            what = f"hooks of all micro-batches share a {type(value).__name__} that each call of the model makes ({where}): it cannot be copied"
+            name = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            what = f"hooks of all micro-batches share {name} that each call of the model makes ({where}): it cannot be copied"
             warn(what, RecordingWarning)
 
-    def copies(self, number: int, values: Sequence[Any]) -> Copies:
-        """Return what copies the objects around a function for the present micro-batch; `values` take the place of its leaves."""
-        memos = getattr(_present, "memos", None)
-        if memos is None:  # the graph runs by itself; a function that comes again begins another run
-            if number in getattr(self._alone, "numbers", (number,)):
-                self._alone.memo, self._alone.numbers = {}, set()
-            self._alone.numbers.add(number)
-            memo = self._alone.memo
-        else:
-            memo = memos.setdefault(self, {})
-        leaves = {id(leaf): value for leaf, value in zip(self.noted[number].leaves, values, strict=True)}
-        leaves |= {key: memo.setdefault(key, value) for key, value in leaves.items() if key in self._joint}
-        return Copies(self._made, self._assigned, memo, leaves)
-
-    def remade(self, number: int, values: Sequence[Any]) -> Any:
-        """Return a function made anew for the present micro-batch."""
+    def remade(self, held: HeldObject, values: Sequence[Any]) -> Any:
+        """Return a function made anew for the present micro-batch; `values` take the place of the tensors and sizes that it holds."""
         with self._lock:
-            return self.copies(number, values).of(self.noted[number].function)
+            memo = self._memo_of(held)
+            leaves = {id(leaf): value for leaf, value in zip(held.leaves, values, strict=True)}
+            leaves |= {key: memo.setdefault(key, value) for key, value in leaves.items() if key in self._joint}
+            return Copies(self._made, self._assigned, memo, leaves).of(held.value)
+
+    def _memo_of(self, held: HeldObject) -> dict[int, Any]:
+        """Return the copies of the present micro-batch. Of a graph that runs by itself, a function that comes again begins another run."""
+        if (memos := getattr(_present, "memos", None)) is not None:
+            own: dict[int, Any] = memos.setdefault(self, {})
+            return own
+        if id(held) in getattr(self._alone, "held", (id(held),)):
+            self._alone.memo, self._alone.held = {}, set()
+        self._alone.held.add(id(held))
+        memo: dict[int, Any] = self._alone.memo
+        return memo
 
 
 _PLAIN = (FunctionType, CellType, tuple, int, float, complex, str, bytes, type(None))
@@ -207,6 +262,14 @@ def _may_be_written(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and not leaf.requires_grad
 
 
+_CHANGES = "cannot trace: the forward of {} changes an object that the model's forward makes, and a recording runs it once more"
+_HIDES = "cannot trace: {} is defined in forward, and its functions read what forward makes, which each micro-batch makes anew"
+
+
+def _is_same(now: Sequence[Any], then: Sequence[Any]) -> bool:
+    return len(now) == len(then) and all(map(operator.is_, now, then))
+
+
 def _changed(where: str) -> TraceError:
     return TraceError(
         "cannot trace: a function holds an object into which forward puts a tensor after this line",
@@ -215,9 +278,9 @@ def _changed(where: str) -> TraceError:
     )
 
 
-def remade(objects: CallObjects, number: int, values: Sequence[Any]) -> Any:
+def remade(objects: CallObjects, held: HeldObject, values: Sequence[Any]) -> Any:
     """Return a function made anew for the present micro-batch. Plans name graph nodes after this function."""
-    return objects.remade(number, values)
+    return objects.remade(held, values)
 
 
 _present = threading.local()

@@ -65,6 +65,8 @@ def assigned_variables(code: CodeType) -> set[str]:
 
 def parts_of(value: Any) -> list[Any]:
     """Return what a value holds directly, in a fixed order. An atom, or a leaf, holds nothing."""
+    if isinstance(value, type) and _is_local(value):
+        return _closing_over(value)
     if isinstance(value, (*_LEAVES, *_ATOMS)):
         return []
     if isinstance(value, CellType):
@@ -78,14 +80,41 @@ def parts_of(value: Any) -> list[Any]:
         return [value.__self__]
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
-    return [*_items(value), *(one for _, one in _attributes(value))]
+    kind = type(value)
+    return [
+        *_items(value),
+        *(one for _, one in _attributes(value)),
+        *([kind] if _is_local(kind) and _closing_over(kind) else ()),
+    ]
 
 
 def is_state(value: Any) -> bool:
     """Return whether a value can change, variables that functions assign apart."""
     if isinstance(value, FunctionType):
         return bool(vars(value))
+    if isinstance(value, type) and _is_local(value):
+        return bool(_closing_over(value) or _plain_attributes(value))
     return not isinstance(value, (*_LEAVES, *_ATOMS, *_UNCHANGING))
+
+
+def _is_local(kind: type) -> bool:
+    """Return whether a class is defined in a function."""
+    return "<locals>" in kind.__qualname__
+
+
+def _closing_over(kind: type) -> list[FunctionType]:
+    """Return the functions of a class that read variables of functions around it."""
+    functions = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
+    return [one for one in functions if {*one.__code__.co_freevars} - {"__class__"}]
+
+
+def _plain_attributes(kind: type) -> list[str]:
+    """Return the names of the attributes of a class that are neither functions nor private."""
+    return [
+        name
+        for name, one in vars(kind).items()
+        if not (name.startswith("_") or callable(one) or hasattr(one, "__get__"))
+    ]
 
 
 def _content(cell: CellType) -> list[Any]:
@@ -189,6 +218,8 @@ def empty_copy(value: Any) -> Any:
     """Return an object of the same type without items, to be given attributes; of an object of C a copy. Raise an exception if neither can
     be made.
     """
+    if isinstance(value, type):
+        raise TypeError("a class is one")
     if isinstance(value, CONTAINERS):
         new = builtin_type(value).__new__(type(value))
         if isinstance(value, deque):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -21,7 +21,7 @@ from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.call_description import HookArgument, graph_path, is_code_text
+from pipecompile.tracing.emit.call_description import HeldArgument, graph_path, is_code_text
 from pipecompile.tracing.emit.call_objects import CallObjects, KnownObjects, remade
 from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
@@ -52,7 +52,7 @@ CONSTANT = "_constant_"
 """Beginning of the names of attributes of a graph that the model does not have."""
 
 _NOTHING: frozenset[int] = frozenset()
-_FUNCTIONS = (FunctionType, MethodType, BuiltinMethodType, partial, HookArgument)
+_FUNCTIONS = (FunctionType, MethodType, BuiltinMethodType, partial, HeldArgument)
 
 
 def tensors_in(structure: object) -> list[torch.Tensor]:
@@ -138,6 +138,10 @@ class ValueNodes:
             for module, key, value in now:
                 buffers_of(module)[key] = value
 
+    def is_owned(self, twin: object) -> bool:
+        """Return whether `twin` is the fake tensor of a parameter, a buffer or a constant."""
+        return id(twin) in self._owned
+
     def is_fake_of(self, twin: object, tensor: object) -> bool:
         """Return whether `twin` is the fake tensor of this parameter, buffer or constant."""
         return id(twin) in self._owned and self._owned[id(twin)][1] is tensor
@@ -205,16 +209,14 @@ class ValueNodes:
         if isinstance(value, slice):
             return slice(*map(self.argument, (value.start, value.stop, value.step)))
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            own = "__new__" in vars(type(value)) and type(value).__bases__ != (
-                tuple,
-            )  # PackedSequence checks its parts
+            own = "__new__" in vars(type(value)) and type(value).__bases__ != (tuple,)  # as of PackedSequence
             return self._object(value, object_shell(value)) if own else type(value)(*map(self.argument, value))
         if isinstance(value, (tuple, list)):
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
             return self._dictionary(value)
         if isinstance(value, _FUNCTIONS):
-            return self._function(value.hook if isinstance(value, HookArgument) else value)
+            return self._function(value.value if isinstance(value, HeldArgument) else value)
         if shell := shell_of(value):
             return self._object(value, shell)
         return _plain(value) if _is_written(value) else self._constant(value)
@@ -237,17 +239,18 @@ class ValueNodes:
 
     def _function(self, function: Any) -> fx.Node:
         """Return a node that makes a function anew, with the tensors and objects of its call that it holds; else its constant."""
+        value, target = function, cast(Any, remade)
         if (leaves := self.call_objects.leaves_around(function)) is not None:
-            held = self.argument(leaves)
-            target: Any = remade
-            args: Any = (self._constant(self.call_objects), self.call_objects.note(function, leaves), held)
+            value, held = self.call_objects.note(function, leaves), self.argument(leaves)
+            args: Any = (self._constant(self.call_objects), self._constant(value), held)
         elif contents := tensor_cells(function):
             self.closed_over.note(function, contents, caller())
-            target, args = rebuilt, (self._constant(function), list(contents), self.argument(list(contents.values())))
+            held, target = self.argument(list(contents.values())), rebuilt
+            args = (self._constant(function), list(contents), held)
         else:
             return self._constant(function)
         node = self.graph.call_function(target, args)
-        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), function)
+        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), value)
         return node
 
     def result(self, value: Any) -> Any:

@@ -91,6 +91,40 @@ def leave_in(seen: set[float], g: torch.Tensor) -> None:
     seen.add(float(g.norm()))
 
 
+class Through(torch.autograd.Function):
+    """Is the identity; its backward calls a function, or appends to a list that another one reads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kept: Any) -> torch.Tensor:
+        ctx.kept = kept
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        if callable(ctx.kept):
+            return ctx.kept(g), None
+        ctx.kept.append(g.norm())
+        return g * ctx.kept[0] * len(ctx.kept), None
+
+
+class WithFunctions(Hooked):
+    """Has autograd functions in the place of hooks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        h = Through.apply(self.a(x).tanh(), lambda g: g * len(seen))
+        return self.c(Through.apply(self.b(h).tanh(), seen))
+
+
+class Leaving(Hooked):
+    """Leaves an activation beside what it makes for its hooks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = super().forward(x)
+        self.left = output.detach()
+        return output
+
+
 def of_partial(model: Any, h: torch.Tensor) -> tuple[Any, Any]:
     seen: set[float] = set()
     return partial(leave_in, seen), partial(lambda seen, g: g * sum(seen) * len(seen), seen)
@@ -118,6 +152,62 @@ def test_each_micro_batch_has_objects_of_its_own(hooks: Any, options: dict[str, 
         pipe.step(x, target=target)
         accumulate(eager, x, 3, nn.functional.mse_loss, target)
     assert_same(model, eager, 0)
+
+
+@pytest.mark.parametrize("kind", [WithFunctions, Leaving])
+def test_autograd_functions_and_models_that_leave_values_have_objects_per_micro_batch(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = kind(of_list)
+    eager = copy.deepcopy(model)
+    pipe = pc.compile(model, 2, n_microbatches=3, loss_fn=nn.functional.mse_loss, cost="analytic", check=False)
+    x, target = torch.randn(7, 4), torch.randn(7, 2)
+    pipe.step(x, target=target)
+    accumulate(eager, x, 3, nn.functional.mse_loss, target)
+    assert_same(model, eager, 0)
+
+
+def test_an_autograd_function_that_forward_defines_or_whose_forward_fills_a_list_is_refused() -> None:
+    class Defining(Hooked):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen: list[int] = []
+
+            class Local(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                    return x.view_as(x)
+
+                @staticmethod
+                def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+                    seen.append(1)
+                    return g * len(seen)
+
+            return self.c(Local.apply(x))
+
+    class Fills(Through):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, kept: Any) -> torch.Tensor:
+            kept.append(1)
+            return x.view_as(x)
+
+    class Filling(Hooked):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.c(Fills.apply(x, []))
+
+    for kind, message in (
+        (Defining, "Local is defined in forward"),
+        (Filling, "the forward of Fills changes an object"),
+    ):
+        with pytest.raises(pc.TraceError, match=message):
+            pc.trace(kind(of_list), torch.randn(2, 4))
+
+
+def test_a_list_that_is_left_on_the_model_and_filled_by_hooks_of_the_call_is_refused() -> None:
+    def left(model: Any, h: torch.Tensor) -> tuple[Any, Any]:
+        model.left = seen = list[torch.Tensor]()
+        return lambda g: seen.append(g.norm()), lambda g: g * seen[0]
+
+    with pytest.raises(pc.TraceError, match="PC114"):
+        pc.trace(Hooked(left), torch.randn(2, 4))
 
 
 def test_lists_from_before_the_call_stay_one() -> None:
@@ -190,10 +280,10 @@ def test_a_second_recording_decides() -> None:
     assert second.leaves_around(hook) is None
     new = made()
     assert second.leaves_around(new) == []
-    number = second.note(new, [])
+    held = second.note(new, [])
     second.check()
     with with_objects({}):
-        assert remade(second, number, [])() == [1]
-        assert remade(second, number, [])() == [1, 1]
-    assert remade(second, number, [])() == remade(second, number, [])() == [1]
+        assert remade(second, held, [])() == [1]
+        assert remade(second, held, [])() == [1, 1]
+    assert remade(second, held, [])() == remade(second, held, [])() == [1]
     assert KnownObjects().objects == {}

@@ -116,5 +116,22 @@ def test_what_can_change_is_state() -> None:
     assert [is_state(one) for one in (1, "a", (), assigns, partial(assigns), [].append, threading.Lock())] == [
         False
     ] * 7
+
+    class Local:
+        shared = 1
+
+        def __init__(self) -> None:
+            super().__init__()
+
+    class Reading:
+        def read(self) -> int:
+            return n
+
+    assert [is_state(one) for one in (Local, Reading, Slotted)] == [True, True, False]
+    assert parts_of(Local()) == []
+    assert parts_of(Reading()) == [Reading]
+    for one in (Local, Reading):
+        with pytest.raises(TypeError):
+            empty_copy(one)
     with pytest.raises(TypeError):
         empty_copy(one for one in ())
