@@ -100,11 +100,12 @@ class CallObjects:
         return any(map(is_state, made.values())) or any(_assigned_in(made)) or not variables.isdisjoint(read)
 
     def note(self, function: Any, leaves: list[Any]) -> HeldObject:
-        """Return the note of a function that is made anew in each call, the same for one function. Raise TraceError if it holds others now."""
-        noted = self.noted.setdefault(id(function), HeldObject(function, leaves, caller()))
-        if [*map(id, noted.leaves)] != [*map(id, leaves)]:
-            raise _changed(noted.where)
-        return noted
+        """Return the note of a function that is made anew in each call. Raise TraceError if it holds others than in an earlier note."""
+        held = HeldObject(function, leaves, caller())
+        first = self.noted.setdefault(id(function), held)
+        if [*map(id, first.leaves)] != [*map(id, leaves)]:
+            raise _changed(first.where)
+        return held
 
     def kept(self, function: Any, args: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
         """Return what gives the arguments of the node of an autograd function, which is yet to be called with `args`, from these with fake

@@ -130,12 +130,23 @@ def of_partial(model: Any, h: torch.Tensor) -> tuple[Any, Any]:
     return partial(leave_in, seen), partial(lambda seen, g: g * sum(seen) * len(seen), seen)
 
 
+def of_one(model: Any, h: torch.Tensor) -> tuple[Any, Any]:
+    seen: list[int] = []
+
+    def both(g: torch.Tensor) -> torch.Tensor:
+        seen.append(1)
+        return g * len(seen)
+
+    return both, both
+
+
 KINDS = (of_list, of_nested, of_variable, of_tensor, of_tensors, of_object, of_partial)
 CASES: list[tuple[Any, dict[str, Any]]] = [
     *((kind, {}) for kind in KINDS),
     *((kind, {"checkpoint": "always"}) for kind in (of_variable, of_tensor)),
     (of_nested, {"schedule": "zb-h1", "dispatch": "threads"}),
     (of_object, {"schedule": "1f1b", "check": True}),
+    (of_one, {"check": True}),
 ]
 
 
