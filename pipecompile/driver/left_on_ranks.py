@@ -22,6 +22,8 @@ from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
 from pipecompile.runtime.cells.side_effects import SideEffects
+from pipecompile.tracing.emit.call_objects import HeldObject, remade
+from pipecompile.tracing.emit.closures import rebuilt
 from pipecompile.tracing.loaded_names import attribute_names
 from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.function_state import places_near, reads_objects, roots_near
@@ -61,6 +63,7 @@ def warn_of_ranks(specialization: Specialization) -> None:
         found = [(stage, name) for stage in away for name in _read(effects[stage], near, names, sent)]
         if found:
             warn(_ELSEWHERE.format(*found[0]), RecordingWarning)
+    _warn_of_objects(specialization)
     for stage in specialization.stages:
         named = _named_by_hooks(stage) if effects[stage.index].hooks_backward else frozenset[str]()
         others = [other for other, device in enumerate(placement) if device != placement[stage.index]]
@@ -76,18 +79,39 @@ _ELSEWHERE = (
     "stage {}, on another rank than the loss, leaves {} on objects that the loss reads: on the rank of the loss it is not there, or is that "
     "of a call before. Return it from forward, where the loss finds it with its gradient"
 )
+_OBJECTS = (
+    "functions of {} and of {} hold an object that the model's forward makes, and are on different ranks: what one leaves in it, the other does"
+    " not find. Try a cut that leaves both in one stage, with split_before="
+)
 _BY_BACKWARD = (
     "a hook or an autograd function of stage {} names an attribute that stage {}, on another rank, leaves: {!r}. On the rank of the hook it "
     "is not there, or is that of a call before. Try a cut that leaves both in one stage, with split_before="
 )
 
 
+def _warn_of_objects(specialization: Specialization) -> None:
+    """Warn if functions of stages on several ranks hold one object that each call makes: each rank has a copy of its own."""
+    first: dict[int, tuple[int, str]] = {}
+    for stage in specialization.stages:
+        device = specialization.plan.placement[stage.index]
+        for node in stage.module.graph.nodes:
+            if node.target is remade:
+                objects, held = (getattr(stage.module, str(one.target)) for one in node.args[:2])
+                for key in objects.shared_by(held):
+                    other, where = first.setdefault(key, (device, held.where))
+                    if other != device:
+                        warn(_OBJECTS.format(where, held.where), RecordingWarning)
+                        return
+
+
 def _named_by_hooks(stage: Stage) -> frozenset[str]:
     """Return the names in the code of the hooks on tensors and the autograd functions of a stage."""
     module, found = stage.module, set[str]()
     for node in module.graph.nodes:
-        hooks = [one for one in node.all_input_nodes if one.op == "get_attr"] if "hook" in str(node.target) else []
-        functions = [getattr(module, str(one.target), None) for one in hooks if node.op == "call_method"]
+        is_hooking = (node.op == "call_method" and "hook" in str(node.target)) or node.target in (rebuilt, remade)
+        hooks = [one for one in node.all_input_nodes if one.op == "get_attr"] if is_hooking else []
+        values = [getattr(module, str(one.target), None) for one in hooks]
+        functions = [one.value if isinstance(one, HeldObject) else one for one in values]
         functions.append(getattr(getattr(node.target, "autograd_function", None), "backward", None))
         for function in functions:
             code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None

@@ -28,6 +28,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.rule_table import MERGED, RuleTable
 from pipecompile.graph.stacked_batches import StackedBatches
 from pipecompile.torch_private import pytree
+from pipecompile.tracing.emit.call_objects import remade
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -131,6 +132,8 @@ class BatchFlow:
         kinds = {rule.kind for source in sources if source in self.rules for rule in self.rules[source]}
         if merged and kinds <= {MergeKind.SAME} and not sized:
             return [_SAME] * leaves, [_SAME] * len(written)
+        if merged and _registers_a_hook(node) and kinds - {MergeKind.JOINED} <= {MergeKind.SAME}:
+            return [_SAME] * leaves, [self.rule(target) for target in written]
         batched = [
             source for source in sources if source in self.rules and self.rules[source][0].kind is MergeKind.JOINED
         ]
@@ -280,3 +283,9 @@ def _is_alias(one: Any, other: Any) -> bool:
         and list(map(str, one.stride())) == list(map(str, other.stride()))
         and str(one.storage_offset()) == str(other.storage_offset())
     )
+
+
+def _registers_a_hook(node: fx.Node) -> bool:
+    """Return whether a call registers a hook that holds nothing of the samples: it leaves the values as they are."""
+    is_made = any(source.target is remade and not source.args[2] for source in node.all_input_nodes)
+    return node.op == "call_method" and is_made

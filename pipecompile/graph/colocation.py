@@ -23,6 +23,7 @@ from torch import fx, nn
 
 from pipecompile.graph.left_branches import anchored_branches
 from pipecompile.graph.tensor_settings import changed_tensors, tie_flags
+from pipecompile.tracing.emit.call_objects import remade
 from pipecompile.tracing.emit.closures import rebuilt
 from pipecompile.tracing.graph_facts import Ties
 from pipecompile.tracing.graph_text import ModuleStub
@@ -152,7 +153,7 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
     for i, node in enumerate(nodes):
         if node.target is torch.autograd.grad:
             _tie(ties, differentiated(node, nodes[: i + 1]), f"{_place(node)} differentiates what lies between")
-        elif node.target is rebuilt:
+        elif node.target in (rebuilt, remade):
             held = set(node.all_input_nodes)
             inside = _reached(held, nodes[:i]) & _reaching(held, nodes[:i])
             path = [*(other for other in nodes[:i] if other in inside), node] if inside - held else []

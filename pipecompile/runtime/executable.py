@@ -201,6 +201,7 @@ class Executable:
         if (self.threaded if threaded else self.inline).streams is not None:
             frame.registers = [None] * len(frame.registers)  # of receive buffers; the next run waits before it copies
         frame.arrivals, frame.departures, frame.recordings, frame.left, frame.kept = {}, {}, (), {}, {}
+        frame.objects = {}
         frame.ended.clear()
         self._idle[threaded].append(frame)
 

@@ -23,6 +23,7 @@ from pipecompile.ir.program import keys_values, offloaded, recipe, saved, weight
 from pipecompile.ir.slices import in_slices
 from pipecompile.runtime import transport
 from pipecompile.runtime.cells.backward_reads import BackwardReads
+from pipecompile.runtime.cells.call_memos import CallMemos
 from pipecompile.runtime.cells.divided_backward import DividedBackward
 from pipecompile.runtime.cells.forward_backward import backward_cell, forward_cell, input_cell, then_add, weight_cell
 from pipecompile.runtime.cells.left_tensors import LeftTensors
@@ -107,7 +108,7 @@ class CodeBuilder:
         self.links, self.divided = dict[tuple[int, int], Link](), dict[int, DividedBackward]()
         self.left, self.kept = LeftTensors.of(cells), BackwardReads.of(program, cells, threaded=threaded)
         self.recomputes = Kind.RECOMPUTE in {i.action.kind for row in program.rows for i in row if i.action is not None}
-        effects = [one for cell in cells for one in cell.all_effects]
+        effects, self.memos = [one for cell in cells for one in cell.all_effects], CallMemos.of(cells)
         self.log = ChangeLog() if self.recomputes and any(one.holders for one in effects) else None
         reaches = self.recomputes or bool(self.left.places)
         self.turns = StateTurns.of(cells, threaded=threaded, reaches=reaches, hooked=self.kept.hooked)
@@ -197,7 +198,7 @@ class CodeBuilder:
         else:
             cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
         name = str(in_slices(action, self.program.n_slices))
-        run = self.kept.around(cell(action, registers, self.devices[device]), action)
+        run = self.memos.around(self.kept.around(cell(action, registers, self.devices[device]), action), action)
         return self.timed(in_range(self.locks.around(self.turns.around(run, action), action), name), device, name)
 
     def timed(self, run: Run, device: int, name: str) -> Run:

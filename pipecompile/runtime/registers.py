@@ -33,6 +33,8 @@ class Frame:
     left          (stage, micro-batch) ──► the tensors that its forward has left on objects (cells/left_tensors.py)
     kept          (stage, micro-batch) ──► the attributes that its forward has left, for its backward (cells/backward_reads.py)
     ended         micro-batch ──► how many of its backwards are over, where these attributes are kept
+    objects       micro-batch ──► per recording the objects that its forward has made for hooks, and the stages whose backward is over
+                  (cells/call_memos.py)
     has_hooks     whether layers or gradients have hooks in this run
     """
 
@@ -48,6 +50,7 @@ class Frame:
     left: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     kept: dict[tuple[int, int], dict[Any, Any]] = field(default_factory=dict)
     ended: Counter[int] = field(default_factory=Counter)
+    objects: dict[int, tuple[dict[Any, dict[int, Any]], list[int]]] = field(default_factory=dict)
     has_hooks: bool = False
 
     def clear(self) -> None:
@@ -61,6 +64,7 @@ class Frame:
             self.host_buffers,
             self.left,
             self.kept,
+            self.objects,
             self.ended,
         ):
             container.clear()

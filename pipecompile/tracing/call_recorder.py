@@ -73,15 +73,14 @@ class CallRecorder(TorchFunctionMode):
         self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
         self.dispatcher = DispatchRecorder(self)
         self.twins = Twins(self.fake, device)
-        self.values = ValueNodes(self.graph, symbol, self.twins)
+        self.values = ValueNodes(self.graph, symbol, self.twins, opaque_calls.opaque.known_objects)
         self.regions = Regions(self.graph, Ambient.now(grad=grad))
         self.writer = NodeWriter(self.values, self.regions)
         self.names = {id(module): name for name, module in model.named_modules()}
         self.reach, self.executed = reachable(model), ExecutedCode()
         self.draws = RandomDrawCounter()
         self.is_paused = self.asked_grad_mode = self.has_lifted = False
-        self.noticed_at = ""
-        self.is_grad_enabled = grad
+        self.is_grad_enabled, self.noticed_at = grad, ""
         self.asked: dict[str, str] = {}
         self.thread = get_ident()
 
@@ -258,7 +257,8 @@ class CallRecorder(TorchFunctionMode):
     ) -> Any:
         """Record a custom autograd function or a scripted function as one node; `shape_function` computes its fake result."""
         with self.executed.off:  # the node runs the function anew
-            return self.call(shape_function, args, kwargs, lambda faked: ("call_function", target, faked))
+            kept = self.values.call_objects.kept(target, args)
+            return self.call(shape_function, args, kwargs, lambda faked: ("call_function", target, kept(faked)))
 
     def record_rng_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record a node that reads or sets the state of the random number generator, and return what the call returns."""

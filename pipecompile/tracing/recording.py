@@ -258,12 +258,14 @@ class Recorder(CallRecorder):
 
     def _record_leftovers(self, inputs: FlatInputs) -> None:
         """Record what the call has left on the model. Raise TraceError for what no node can leave there."""
-        if self.values.closed_over.noted:
-            self.values.closed_over.check()
+        self.values.call_objects.check()
+        self.values.closed_over.check()
         if written := attribute_changes(self.model, self.twins, self.reach.functions):
             raise CarriedStateError(written, self.model)
         self.leftovers.warn_of_replaced()
         if changes := self.leftovers.changes():
+            if self.values.call_objects.are_in([change.value for change in changes]):
+                raise CarriedStateError(changes, self.model)
             record_state_changes(self, inputs, changes)
 
     def _contexts(self) -> tuple[Any, ...]:

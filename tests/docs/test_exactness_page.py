@@ -18,6 +18,7 @@ from pipecompile.runtime import forward_order, held_hooks, hooked_updates, threa
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.draw_order import Draws
+from pipecompile.tracing.emit import call_objects, node_writer
 from pipecompile.tracing.guards import executed_code
 from pipecompile.tracing.interception import changing_functions
 from pipecompile.tracing.state import filled_arguments, function_state
@@ -84,6 +85,8 @@ def test_each_row_has_a_warning() -> None:
         *texts(state_of_copies),
         *texts(thread_state),
         *texts(forward_order),
+        *texts(node_writer),
+        *texts(call_objects),
     ]
     for pattern in beginnings():
         assert any(re.search(pattern, text) for text in given), f"{pattern} begins no warning"

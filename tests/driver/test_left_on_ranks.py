@@ -125,6 +125,9 @@ class Scaled(nn.Module):
         h = self.a(x)
         if self.kind == "hook" and h.requires_grad:
             h.register_hook(lambda gradient: gradient * self.scale)
+        if self.kind == "hook with a list" and h.requires_grad:
+            seen: list[torch.Tensor] = []
+            h.register_hook(lambda gradient: seen.append(gradient) or gradient * self.scale)
         if self.kind == "other hook" and h.requires_grad:
             h.register_hook(lambda gradient: gradient * 2)
         if self.kind == "function":
@@ -134,7 +137,9 @@ class Scaled(nn.Module):
         return y
 
 
-@pytest.mark.parametrize(("kind", "warns"), [("hook", True), ("function", True), ("other hook", False)])
+@pytest.mark.parametrize(
+    ("kind", "warns"), [("hook", True), ("hook with a list", True), ("function", True), ("other hook", False)]
+)
 def test_what_a_backward_reads_of_other_ranks_is_named(kind: str, warns: bool) -> None:
     pipe = pc.compile(
         Scaled(kind), 2, example_args=(torch.randn(4, 4),), n_microbatches=2, loss_fn=F.mse_loss, cost="analytic",
@@ -146,3 +151,38 @@ def test_what_a_backward_reads_of_other_ranks_is_named(kind: str, warns: bool) -
     assert [str(one.message)[:75] for one in caught] == [
         "a hook or an autograd function of stage 0 names an attribute that stage 1, on another rank"[:75]
     ] * warns
+
+
+class Sharing(nn.Module):
+    """Hooks of two layers share a list that forward makes, or each have one."""
+
+    def __init__(self, *, is_one: bool) -> None:
+        super().__init__()
+        self.is_one, self.a, self.b = is_one, nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first: list[torch.Tensor] = []
+        second = first if self.is_one else list[torch.Tensor]()
+        h = self.a(x)
+        h.register_hook(lambda gradient: gradient * len(second))
+        y = self.b(h)
+        y.register_hook(first.append)
+        return y
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_list_of_one_call_for_functions_on_two_ranks_is_named(is_one: bool) -> None:
+    x = torch.randn(4, 4)
+    pipe = pc.compile(
+        Sharing(is_one=is_one),
+        2,
+        example_args=(x,),
+        n_microbatches=2,
+        loss_fn=F.mse_loss,
+        cost="analytic",
+        split_before=["b"],
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_ranks(pipe._cache.latest)
+    assert ["are on different ranks" in str(one.message) for one in caught] == [True] * is_one

@@ -20,6 +20,7 @@ from pipecompile.torch_private.kernel_settings import set_kernel_settings
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.torch_private.modules import backward_hooks_of, forward_hooks_of
 from pipecompile.torch_private.storages import storage_key
+from pipecompile.tracing.emit.call_objects import remade
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.drawn_generators import drawn_generators
@@ -53,6 +54,7 @@ class SideEffects:
     runs_python       it has pieces of the user's that are kept whole, or hooks of layers
     flagged           tensors of the model whose `requires_grad` its nodes set
     hooks_backward    its backward may run Python of the user's: hooks on tensors and layers, autograd functions, regions, these pieces
+    remakes           it makes functions anew for each micro-batch, with the objects that they hold
     holders           the modules and functions whose state these, and the loss, may change
     """
 
@@ -73,6 +75,7 @@ class SideEffects:
     sets_kernels: bool = False
     hooks_backward: bool = False
     flagged: tuple[torch.Tensor, ...] = ()
+    remakes: bool = False
 
     @cached_property
     def keeps_gradients(self) -> bool:
@@ -133,6 +136,7 @@ class SideEffects:
             retains=any(node.op == "call_method" and node.target == "retain_grad" for node in nodes),
             sets_kernels=any(node.target is set_kernel_settings for node in nodes),
             hooks_backward=any(_hooks_backward(stage.module, node) for node in nodes),
+            remakes=any(node.target is remade for node in nodes),
             flagged=tuple(_attributes_in(stage.module, nodes, flagged_memory(nodes))),
         )
 

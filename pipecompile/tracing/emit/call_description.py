@@ -16,6 +16,7 @@ import operator
 import re
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any
 from unicodedata import normalize
@@ -31,6 +32,8 @@ from pipecompile.torch_private.operators import batch_norm_operators, written_ar
 from pipecompile.tracing.user_source import caller, is_foreign
 
 __all__ = [
+    "HOOKS",
+    "HeldArgument",
     "NodeCall",
     "accesses_gradient",
     "check_keywords",
@@ -49,6 +52,13 @@ __all__ = [
     "state_name",
     "undeclared_writes",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldArgument:
+    """An argument that a backward reads: a hook of whatever type, or an object that an autograd function may keep."""
+
+    value: Any
 
 
 NodeCall = tuple[str, Any, Any]
@@ -180,7 +190,7 @@ def node_call(func: Any, args: Any) -> NodeCall:
     if name in _OPERATORS:
         return "call_function", _OPERATORS[name], args
     if getattr(torch.Tensor, name, None) == func:
-        return "call_method", name, args
+        return "call_method", name, (args[0], *map(HeldArgument, args[1:])) if name in HOOKS else args
     return "call_function", func, args
 
 
@@ -201,7 +211,9 @@ _STATE_ATTRIBUTES = "_version retains_grad output_nr _backward_hooks _post_accum
 _OF_STATE = {getattr(torch.Tensor, name).__get__: name for name in _STATE_ATTRIBUTES.split()}
 _OF_STATE |= {torch.Tensor.is_shared: "is_shared", torch.Tensor.is_pinned: "is_pinned"}
 
-_ON_THE_TENSOR = frozenset({"__set__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
+HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+"""Names of the methods of a tensor that register a hook on its gradient."""
+_ON_THE_TENSOR = HOOKS | {"__set__", "retain_grad"}
 
 _STATISTICS: dict[Any, tuple[int, str, bool]] = {
     F.batch_norm: (1, "training", False),

@@ -10,10 +10,9 @@ containers are the user's own objects: a hook may write into a list, and the use
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from pipecompile.batching.block_masks import with_cells
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.tracing.emit.made_objects import assigned_variables
 from pipecompile.tracing.reachable_code import has_content
 
 __all__ = ["ClosedOver", "rebuilt", "tensor_cells"]
@@ -37,17 +37,10 @@ def tensor_cells(function: object) -> dict[str, Any]:
         return {}
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     contents = {name: cell.cell_contents for name, cell in cells.items() if has_content(cell)} | _defaults(function)
-    own = {name for name in _assigned(function.__code__) if not _is_of_call(contents.get(name))}
+    own = {name for name in assigned_variables(function.__code__) if not _is_of_call(contents.get(name))}
     return {
         n: content for n, content in contents.items() if n not in own and content is not function and _is_held(content)
     }
-
-
-def _assigned(code: CodeType) -> set[str]:
-    """Return the variables of enclosing functions that the code, or functions in it, assign."""
-    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in _assigned(one)]
-    stored = [one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_DEREF", "DELETE_DEREF")]
-    return {name for name in (*inner, *stored) if name in code.co_freevars}
 
 
 def rebuilt(function: FunctionType, names: Sequence[str], contents: Sequence[Any]) -> FunctionType:

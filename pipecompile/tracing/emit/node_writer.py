@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipecompile.errors import RecordingWarning
 from pipecompile.torch_private.kernel_settings import kernel_settings, set_kernel_settings
 from pipecompile.torch_private.modes import enter_autocast, exit_autocast, set_grad_enabled
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.call_description import NodeCall, check_keywords
+from pipecompile.tracing.emit.call_description import HOOKS, NodeCall, check_keywords
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages, tensors_in
 from pipecompile.tracing.node_facts import NodeFacts, Role, set_facts
-from pipecompile.tracing.user_source import caller
+from pipecompile.tracing.user_source import caller, warn
 
 __all__ = ["NodeWriter", "Regions"]
 
@@ -59,6 +60,8 @@ class NodeWriter:
         """
         op, target, args = call
         check_keywords(kwargs)
+        if op == "call_method" and target in HOOKS and self.values.is_owned(args[0]):
+            warn(f"{_REGISTERS} ({caller()}); or try n_microbatches=1", RecordingWarning)
         arguments, keywords = self.values.argument(tuple(args)), self.values.argument(dict(kwargs))
         self.regions.enter(ambient)
         node = self.values.graph.create_node(op, target, arguments, keywords, name=self._name(op, target))
@@ -76,6 +79,11 @@ class NodeWriter:
         prefix = "" if op == "call_module" else self.path[-1]
         return f"{prefix}.{word.strip('_')}".strip(".").replace(".", "_")
 
+
+_REGISTERS = (
+    "forward registers a hook on a parameter, where it stays: at the first backward of a step there are those of all micro-batches, and in a"
+    " loop those of the micro-batches so far. Try to register it once, outside of forward"
+)
 
 _SWITCH = NodeFacts(role=Role.SWITCH)
 

@@ -6,8 +6,9 @@ import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FunctionType
-from typing import Any
+from functools import partial
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -20,7 +21,8 @@ from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.ambient_modes import Ambient
-from pipecompile.tracing.emit.call_description import graph_path, is_code_text
+from pipecompile.tracing.emit.call_description import HeldArgument, graph_path, is_code_text
+from pipecompile.tracing.emit.call_objects import CallObjects, KnownObjects, remade
 from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
@@ -50,6 +52,7 @@ CONSTANT = "_constant_"
 """Beginning of the names of attributes of a graph that the model does not have."""
 
 _NOTHING: frozenset[int] = frozenset()
+_FUNCTIONS = (FunctionType, MethodType, BuiltinMethodType, partial, HeldArgument)
 
 
 def tensors_in(structure: object) -> list[torch.Tensor]:
@@ -91,7 +94,7 @@ class ValueNodes:
     `region` is the user's call of `torch.utils.checkpoint` that is running, None outside of all: a fact of new nodes.
     """
 
-    def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins) -> None:
+    def __init__(self, graph: fx.Graph, symbol: BatchSymbol, twins: Twins, known: KnownObjects | None = None) -> None:
         self.graph, self.symbol, self.twins = graph, symbol, twins
         self.roots: dict[str, Any] = {}
         self.buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
@@ -99,12 +102,13 @@ class ValueNodes:
         self._nodes: dict[int, fx.Node] = {}
         self._attributes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []
-        self.closed_over = ClosedOver()
+        self.closed_over, self.call_objects = ClosedOver(), CallObjects(known)
         self._numbers: dict[int, Any] = {}
         self.region: RecomputedRegion | None = None
 
     def replace_by_fakes(self, model: nn.Module) -> None:
         """Replace all parameters and buffers by fake tensors. The caller restores the model."""
+        self.call_objects.note_model(model)
         for path, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):  # its tensors are in C++ and cannot be replaced
                 continue
@@ -133,6 +137,10 @@ class ValueNodes:
             self._nodes = nodes
             for module, key, value in now:
                 buffers_of(module)[key] = value
+
+    def is_owned(self, twin: object) -> bool:
+        """Return whether `twin` is the fake tensor of a parameter, a buffer or a constant."""
+        return id(twin) in self._owned
 
     def is_fake_of(self, twin: object, tensor: object) -> bool:
         """Return whether `twin` is the fake tensor of this parameter, buffer or constant."""
@@ -201,16 +209,14 @@ class ValueNodes:
         if isinstance(value, slice):
             return slice(*map(self.argument, (value.start, value.stop, value.step)))
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            own = "__new__" in vars(type(value)) and type(value).__bases__ != (
-                tuple,
-            )  # PackedSequence checks its parts
+            own = "__new__" in vars(type(value)) and type(value).__bases__ != (tuple,)  # as of PackedSequence
             return self._object(value, object_shell(value)) if own else type(value)(*map(self.argument, value))
         if isinstance(value, (tuple, list)):
             return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
         if isinstance(value, dict):
             return self._dictionary(value)
-        if isinstance(value, FunctionType) and (contents := tensor_cells(value)):
-            return self._function(value, contents)
+        if isinstance(value, _FUNCTIONS):
+            return self._function(value.value if isinstance(value, HeldArgument) else value)
         if shell := shell_of(value):
             return self._object(value, shell)
         return _plain(value) if _is_written(value) else self._constant(value)
@@ -231,12 +237,20 @@ class ValueNodes:
         set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), value)
         return node
 
-    def _function(self, function: Any, contents: dict[str, Any]) -> fx.Node:
-        """Return a node that rebuilds a function with the tensors that it closes over."""
-        self.closed_over.note(function, contents, caller())
-        held = self.argument(list(contents.values()))
-        node = self.graph.call_function(rebuilt, (self._constant(function), list(contents), held))
-        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), function)
+    def _function(self, function: Any) -> fx.Node:
+        """Return a node that makes a function anew, with the tensors and objects of its call that it holds; else its constant."""
+        value, target = function, cast(Any, remade)
+        if (leaves := self.call_objects.leaves_around(function)) is not None:
+            value, held = self.call_objects.note(function, leaves), self.argument(leaves)
+            args: Any = (self._constant(self.call_objects), self._constant(value), held)
+        elif contents := tensor_cells(function):
+            self.closed_over.note(function, contents, caller())
+            held, target = self.argument(list(contents.values())), rebuilt
+            args = (self._constant(function), list(contents), held)
+        else:
+            return self._constant(function)
+        node = self.graph.call_function(target, args)
+        set_facts(node, NodeFacts(source=caller(), ambient=Ambient.now(), region=self.region), value)
         return node
 
     def result(self, value: Any) -> Any:

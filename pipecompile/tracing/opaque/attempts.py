@@ -14,6 +14,7 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.tracing.emit.call_objects import KnownObjects
 from pipecompile.tracing.model_pieces import Piece, UnpredictableResult, candidates, same_class_pieces
 from pipecompile.tracing.opaque.result_spec import ResultSpec, are_comparable, infer_result_specs
 from pipecompile.tracing.opaque.trial_calls import TrialCall
@@ -60,7 +61,7 @@ class OpaquePieces:
 
     `reasons` has the opaque pieces, `result_specs` what each of their calls returns, `rejected` why a piece cannot be
     opaque, and `hints` what to try then. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record
-    gradients. `has_blocks`: blocks of statements may be pieces; they may not after a recording with them has failed.
+    gradients. `known_objects`: what functions of earlier recordings hold. `has_blocks`: blocks of statements may be pieces; they may not after a recording with them has failed.
     """
 
     def __init__(self, model: nn.Module, inputs: FlatInputs) -> None:
@@ -72,6 +73,7 @@ class OpaquePieces:
         self.is_batch_fixed = bool(inputs.lists)
         self.has_grad = self.has_blocks = True
         self.refuses_data_sizes = True
+        self.known_objects: KnownObjects | None = None
 
     def begin_with(self, kept: Iterable[OpaqueReason]) -> OpaquePieces:
         """Make modules and methods opaque that an earlier recording kept whole. Raise an exception if one cannot be any more."""

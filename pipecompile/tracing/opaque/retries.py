@@ -19,6 +19,7 @@ from torch import nn
 from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import fake_tensor_log_disabled
+from pipecompile.tracing.emit.call_objects import UndecidedObjects
 from pipecompile.tracing.fakes.data_sizes import DataSizeCompared
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.hooked_layers import hooked_layers
@@ -47,6 +48,8 @@ def _with_retries(opaque: OpaquePieces, attempt: Callable[[OpaquePieces], T]) ->
         try:
             with fake_tensor_log_disabled():
                 return attempt(opaque)
+        except UndecidedObjects as undecided:
+            opaque.known_objects = undecided.known
         except Exception as error:
             _grow(opaque, error)
     raise TraceError(what=f"cannot trace: the model was recorded {_ATTEMPTS} times, and parts still cannot be recorded")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from types import BuiltinMethodType, FunctionType, MethodType
+from types import BuiltinMethodType, CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import fx
 
+from pipecompile.tracing.emit.call_objects import HeldObject
 from pipecompile.tracing.emit.closures import tensor_cells
+from pipecompile.tracing.emit.made_objects import is_state, parts_of
 from pipecompile.tracing.fakes.batch_symbol import expression_of
 from pipecompile.tracing.node_facts import facts, value_of
 
@@ -90,7 +92,25 @@ def _number(source: fx.Node) -> Any:
 def _is_function_made_again(old: fx.Node, new: fx.Node) -> bool:
     """Return whether two attributes of the graph are one function that each call makes: a lambda, or a method that it looks up."""
     one, other = (value_of(node) if node.op == "get_attr" else None for node in (old, new))
+    if isinstance(one, HeldObject) and isinstance(other, HeldObject):
+        return _made_alike(one.value, other.value)
     return isinstance(one, (FunctionType, partial, *_METHODS)) and _alike(one, other)
+
+
+def _made_alike(old: Any, new: Any) -> bool:
+    """Return whether two objects, with all that they hold, are the same, but for what each call makes: its objects, tensors and sizes."""
+    pending, seen = [(old, new)], set[int]()
+    while pending:
+        one, other = pending.pop()
+        if one is other or id(one) in seen or _is_of_call(one, other) or _is_equal(one, other):
+            continue
+        seen.add(id(one))
+        held, others = parts_of(one), parts_of(other)
+        is_alike = type(one) is type(other) and getattr(one, "__code__", None) is getattr(other, "__code__", None)
+        if not is_alike or len(held) != len(others) or not (held or is_state(one) or isinstance(one, _EMPTY)):
+            return False
+        pending += zip(held, others, strict=True)
+    return True
 
 
 def _alike(old: Any, new: Any) -> bool:
@@ -104,10 +124,15 @@ def _alike(old: Any, new: Any) -> bool:
         parts = [(one.func, *one.args, *one.keywords, *one.keywords.values()) for one in (old, new)]
         is_plain = not any(tensor_cells(one) for one in parts[0])
         return is_plain and len(parts[0]) == len(parts[1]) and all(map(_alike, *parts))
+    return old is new or _is_equal(old, new)
+
+
+def _is_equal(old: Any, new: Any) -> bool:
     is_comparable = type(old) is type(new) and isinstance(old, (*_METHODS, int, float, str, bytes, type(None)))
-    return old is new or (is_comparable and bool(old == new))
+    return is_comparable and bool(old == new)
 
 
+_EMPTY = (FunctionType, CellType, tuple, frozenset)
 _METHODS, _OF_CALLS = (MethodType, BuiltinMethodType), (torch.Tensor, torch.SymInt, torch.SymFloat)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+from pipecompile.errors import RecordingWarning
 from pipecompile.torch_private.modes import FakeTensorMode
 from pipecompile.tracing import trace
 from pipecompile.tracing.ambient_modes import Ambient
@@ -152,3 +153,13 @@ def test_a_graph_with_regions_does_not_keep_its_recorder_alive() -> None:
     out = graph(torch.randn(2, 4))
     assert out.requires_grad
     assert torch.is_grad_enabled()
+
+
+def test_a_hook_that_each_forward_registers_on_a_parameter_gets_a_warning() -> None:
+    class Registers(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.register_hook(lambda g: g * 2)
+            return super().forward(x)
+
+    with pytest.warns(RecordingWarning, match=r"forward registers a hook on a parameter.* \(.*test_node_writer.py"):
+        trace(Registers(4, 4), torch.randn(2, 4))
