@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipecompile.cli.command_report import CommandReport
-from pipecompile.cli.load_model import LEAST_SEED, MOST_SEED, ModelSource
+from pipecompile.cli.load_model import ModelSource, seed_number
 from pipecompile.cli.out_folder import file_of
 from pipecompile.errors import InputError, ScheduleError, VerifyError
 
@@ -52,7 +52,11 @@ class CheckSubject:
     seed: Annotated[
         int,
         typer.Option(
-            min=LEAST_SEED, max=MOST_SEED, rich_help_panel=_MODELS, help="seed of the weights and of the random data"
+            parser=seed_number,
+            metavar="N",
+            show_default="0",
+            rich_help_panel=_MODELS,
+            help="seed of the weights and of the random data",
         ),
     ] = 0
     rules: Annotated[

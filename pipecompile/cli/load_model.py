@@ -17,18 +17,30 @@ import typer
 
 from pipecompile.cli.transformers_model import transformers_model
 from pipecompile.errors import InputError, PipecompileError, described
+from pipecompile.ir.shown_value import shown
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LEAST_SEED", "MOST_SEED", "ModelSource", "load_model", "random_input"]
+__all__ = ["ModelSource", "load_model", "random_input", "seed_number"]
 
-LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
+_LEAST_SEED, _MOST_SEED = -(2**63), 2**63 - 1
 """The seeds that torch takes, and that have room for a step's number."""
 
 _SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
 _TOKENS = 10
 """Exclusive upper bound of random whole numbers: small enough to index any embedding."""
+
+
+def seed_number(text: str) -> int:
+    """Return the number of a seed. Raise BadParameter for a text that is none that torch takes."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{shown(text)} is no whole number") from None
+    if not _LEAST_SEED <= number <= _MOST_SEED:
+        raise typer.BadParameter(f"{number} is not in the range -2**63 to 2**63 - 1")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,10 @@ class ModelSource:
         list[str], typer.Option("--input", metavar="SHAPE[:DTYPE]", help="one per input: 32x3x224x224, 2x128:int64")
     ]
     seed: Annotated[
-        int, typer.Option(min=LEAST_SEED, max=MOST_SEED, help="seed of the weights and of the random data")
+        int,
+        typer.Option(
+            parser=seed_number, metavar="N", show_default="0", help="seed of the weights and of the random data"
+        ),
     ] = 0
 
     def load(self) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
