@@ -29,9 +29,7 @@ __all__ = ["InstructionGroup", "InstructionRow", "InstructionTable", "first_micr
 Ints = NDArray[np.int64]
 
 _LONGEST = 64
-"""Instructions of a group that is printed once: more than a device has between two actions of a stage in any schedule of the catalogue
-whose prologue repeats them.
-"""
+"""Most instructions of a group: what is repeated at a longer distance is written out. It bounds the seconds of folding; no benchmark chose it."""
 
 
 def first_microbatch(instruction: Instruction) -> int:
