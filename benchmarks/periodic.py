@@ -1,10 +1,11 @@
 """Seconds to build, verify, simulate, lower, print and save schedules of many devices and micro-batches in periodic form.
 
-    python benchmarks/periodic.py [--cases 64x1024,64x4096,128x4096,256x4096,512x4096] [--markdown benchmarks/results/periodic.md]
+    python benchmarks/periodic.py [--cases 1f1b:64x4096,1f1b:512x4096] [--markdown benchmarks/results/periodic.md]
 
-The schedule is 1f1b, with transfers of a tenth of a forward. Lowering includes the verification of the program with any number of
-repetitions. "In full" is `lower` with its verifier for all micro-batches, where they have at most 140,000 actions. Seconds are those of
-the processor, on one core.
+Transfers take a tenth of a forward. Devices have one stage in 1f1b, and two in interleaved and zbv. Lowering includes the verification
+of the schedule and of the program with any number of repetitions. "Read back" parses the text of the program. "In full" is `lower` with
+its verifier for all micro-batches, where they have at most 140,000 actions. Seconds are those of the processor, on one core; the memory is
+the peak of the process in GiB.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any
@@ -35,31 +38,49 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float]:
 
 def row(name: str, devices: int, microbatches: int, folder: Path) -> str:
     """A line of the table."""
-    schedule, build = timed(lambda: pc.build_periodic(name, devices, microbatches))
+    stages = devices * (1 if name == "1f1b" else 2)
+    schedule, build = timed(lambda: pc.build_periodic(name, stages, microbatches, n_devices=devices))
     _, check = timed(lambda: verify(schedule))
-    steady, simulation = timed(lambda: pc.simulate_periodic(schedule, transfer=0.1, saved_bytes=1.0))
-    _, csv = timed(lambda: (folder / "schedule.csv").write_text(schedule.to_csv()))
-    _, text = timed(lambda: (folder / "schedule.json").write_text(schedule.to_json()))
+    _, simulation = timed(lambda: pc.simulate_periodic(schedule, transfer=0.1, saved_bytes=1.0))
+    _, csv = timed(lambda: pc.PeriodicSchedule.from_csv(schedule.to_csv()))
+    _, json = timed(lambda: pc.PeriodicSchedule.from_json(schedule.to_json()))
     program, lowered = timed(lambda: pc.lower_periodic(schedule))
+    _, check_program = timed(lambda: verify(program))
     _, save = timed(lambda: program.save(folder / "program.txt"))
-    size = (folder / "program.txt").stat().st_size / 2**20
-    actions = 2 * devices * microbatches
+    text = (folder / "program.txt").read_text()
+    _, parse = timed(lambda: pc.PeriodicProgram.from_text(text))
+    gib = getrusage(RUSAGE_SELF).ru_maxrss / 2**20
+    actions = sum(len(row) for row in schedule.period) * schedule.repetitions
+    actions += sum(len(row) for part in (schedule.prologue, schedule.epilogue) for row in part)
     full = f"{timed(lambda: lower(schedule.unrolled()))[1]:.1f}" if actions <= MOST else ""
-    cells = [f"{devices} x {microbatches:,}", f"{actions:,}", f"{build:.1f}", f"{check:.1f}", f"{simulation:.1f}",
-             f"{steady.simulated:,}", f"{csv:.2f}", f"{text:.2f}", f"{lowered:.1f}", f"{save:.1f}", f"{size:.0f}", full]  # fmt: skip
+    seconds = (build, check, simulation, csv, json, lowered, check_program, save, parse)
+    cells = [name, f"{devices} x {microbatches:,}", f"{actions:,}", *(f"{each:.1f}" for each in seconds),
+             f"{len(text) / 2**20:.1f}", f"{gib:.1f}", full]  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+CASES = (
+    "1f1b:64x1024,1f1b:64x4096,1f1b:128x4096,1f1b:256x4096,1f1b:512x4096,zbv:64x4096,zbv:128x4096,zbv:256x4096,interleaved:64x4096,"
+    "interleaved:128x4096"
+)
+
+
+def in_process(case: str) -> str:
+    """The line of a case, in a process of its own."""
+    name, _, counts = case.partition(":")
+    with TemporaryDirectory() as folder:
+        return row(name, *map(int, counts.split("x")), Path(folder))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="64x1024,64x4096,128x4096,256x4096,512x4096")
-    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--cases", default=CASES)
     parser.add_argument("--markdown", type=Path, help="write the table here")
     arguments = parser.parse_args()
-    head = ["devices x micro-batches", "actions", "build s", "verify s", "simulate s", "repetitions simulated", "CSV s",
-            "JSON s", "lower and verify s", "save the program s", "MiB", "in full s"]  # fmt: skip
+    head = ["schedule", "devices x micro-batches", "actions", "build s", "verify s", "simulate s", "CSV and back s", "JSON and back s",
+            "lower s", "verify the program s", "save it s", "read it back s", "text MiB", "peak GiB", "in full s"]  # fmt: skip
     lines = [
-        f"# Periodic schedules: {arguments.schedule}",
+        "# Periodic schedules",
         "",
         *(line for line in (__doc__ or "").split("\n\n")[2].strip().split("\n")),
         "",
@@ -68,10 +89,10 @@ def main() -> None:
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),
     ]
-    with TemporaryDirectory() as folder:
-        for case in arguments.cases.split(","):
-            lines.append(row(arguments.schedule, *map(int, case.split("x")), Path(folder)))
-            print(lines[-1], flush=True)
+    for case in arguments.cases.split(","):
+        with get_context("spawn").Pool(1) as pool:
+            lines.append(pool.apply(in_process, (case,)))
+        print(lines[-1], flush=True)
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(lines) + "\n")
 

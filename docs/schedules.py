@@ -107,7 +107,8 @@ Schedules of many micro-batches repeat themselves. `pc.build_periodic("1f1b", 51
 simulation do not grow with the micro-batches: a row is `0F0,(0F1;0B0)x7+1,0B7`, seven times with micro-batches one later each time, which `Schedule.from_csv` reads
 too. `pc.find_period(schedule)` finds the period of any schedule, `pc.simulate_periodic` simulates until the times repeat. `gpipe`, `looped-bfs` and others that run all forwards first have no period.
 `pc.lower_periodic` makes the program in the same three parts: a few repetitions are lowered, and `pc.verify` verifies these and shows by induction that it is legal with any
-number of them. `pc.unroll(program)` is what `lower` would have made. [periodic.md](../benchmarks/results/periodic.md) has the seconds.
+number of them. In its text, what a part repeats is written once, between `(` and `)x511+1`: 511 times, with micro-batches one later each time. `pc.unroll(program)` is what
+`lower` would have made. [periodic.md](../benchmarks/results/periodic.md) has the seconds.
 
 ```python
 import pipecompile as pc

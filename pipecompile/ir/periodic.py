@@ -43,7 +43,7 @@ def check_unrolled(period: Sequence[Sequence[object]], count: int) -> None:
 
 def shifted(row: Sequence[Action], microbatches: int) -> tuple[Action, ...]:
     """Return the actions on micro-batches that are so many later."""
-    return tuple(action.later(microbatches) for action in row)
+    return tuple([action.later(microbatches) for action in row])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@
       RECV v0'1#0 from 1
       ...
 
-Its size does not depend on the number of micro-batches. The micro-batches of the epilogue are those of no repetition. Operands have no
+Its size does not depend on the number of micro-batches, and what a part repeats is written once (`periodic_text.py`). The micro-batches of the epilogue are those of no repetition. Operands have no
 slots: a value of the next repetition need not lie where that of the last did. `passes.periodic_lowering.unroll` assigns them.
 """
 
@@ -24,24 +24,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action
 from pipecompile.ir.input_checks import whole
+from pipecompile.ir.instruction_rows import InstructionRow, InstructionTable
 from pipecompile.ir.periodic import MOST_REPETITIONS, check_unrolled
+from pipecompile.ir.periodic_text import PARTS, read_parts, row_lines, without_marks
 from pipecompile.ir.program import Instruction, Operand, Program, Value
+from pipecompile.ir.program_arrays import ProgramArrays, unrolled_row
 from pipecompile.ir.program_text import parse_program
 from pipecompile.ir.routes import Route, Tie
 from pipecompile.ir.text_file import save_text
 
-__all__ = ["PeriodicProgram", "is_later", "later"]
+__all__ = ["PARTS", "PeriodicProgram", "is_later", "later"]
 
-Rows = tuple[tuple[Instruction, ...], ...]
+Rows = tuple[Sequence[Instruction], ...]
+"""Per device a tuple of instructions, or an InstructionRow."""
 
-PARTS = ("prologue", "period", "epilogue")
+_LATER = np.array([0, 1])
+"""The rows of arrays that are shifted: templates stay, micro-batches come later."""
 
 
 def later(row: Sequence[Instruction], microbatches: int) -> tuple[Instruction, ...]:
     """Return the instructions on micro-batches that are so many later, without slots."""
+    if isinstance(row, InstructionRow):
+        return tuple(row.later(microbatches))
     moved: dict[
         int, Operand
     ] = {}  # by identity: the instructions of a row share operands, and hashing takes longer than the rest
@@ -63,6 +72,16 @@ def later(row: Sequence[Instruction], microbatches: int) -> tuple[Instruction, .
             for i in row
         ]
     )  # fmt: skip
+
+
+def _of_first_stage(row: Sequence[Instruction]) -> set[int]:
+    """Return the micro-batches of the actions of stage 0."""
+    if isinstance(row, InstructionRow):
+        own = {number for number, one in enumerate(row.table.templates) if one.action and one.action.stage == 0}
+        pairs = zip(row.numbers.tolist(), row.microbatches.tolist(), strict=True)
+        return {microbatch for number, microbatch in pairs if number in own}
+    actions = (i.action for i in row if i.action is not None)
+    return {action.microbatch for action in actions if action.stage == 0}
 
 
 def is_later(row: Sequence[Instruction], other: Sequence[Instruction], microbatches: int) -> bool:
@@ -109,9 +128,8 @@ class PeriodicProgram:
 
     @property
     def n_microbatches(self) -> int:
-        rows = (*self.prologue, *self.epilogue)
-        actions = (i.action for row in rows for i in row if i.action is not None)
-        return len({action.microbatch for action in actions if action.stage == 0}) + self.step * self.repetitions
+        rest = {m for row in (*self.prologue, *self.epilogue) for m in _of_first_stage(row)}
+        return len(rest) + self.step * self.repetitions
 
     def __repr__(self) -> str:
         counts = f"n_stages={self.n_stages}, n_microbatches={self.n_microbatches}, n_devices={self.n_devices}"
@@ -129,6 +147,18 @@ class PeriodicProgram:
         n_microbatches = self.n_microbatches + self.step * (count - self.repetitions)
         return Program(self.n_stages, n_microbatches, self.placement, self.routes, rows, self.ties)
 
+    def arrays(self, repetitions: int) -> ProgramArrays:
+        """Return the program as arrays, with so many repetitions, each with micro-batches `step` later."""
+        first = next((row for row in self.prologue if isinstance(row, InstructionRow)), None)
+        table = InstructionTable() if first is None else first.table
+        rows = []
+        for parts in zip(self.prologue, self.period, self.epilogue, strict=True):
+            columns = [np.stack([part.numbers, part.microbatches]) for part in map(table.row, parts)]
+            numbers, microbatches = unrolled_row(columns, repetitions, self.step, _LATER)
+            rows.append((numbers, microbatches))
+        n_microbatches = self.n_microbatches + self.step * (repetitions - self.repetitions)
+        return ProgramArrays(self.n_stages, n_microbatches, self.placement, self.routes, table, rows)
+
     def _row(self, device: int, count: int) -> Iterator[Instruction]:
         yield from self.prologue[device]
         for index in range(count):
@@ -145,7 +175,7 @@ class PeriodicProgram:
             lines.append(f"device {device}")
             for part in PARTS:
                 lines.append(f" {part}")
-                lines += (f"  {instruction}" for instruction in getattr(self, part)[device])
+                lines += row_lines(getattr(self, part)[device])
         return "\n".join(lines) + "\n"
 
     def save(self, path: str | Path) -> None:
@@ -162,10 +192,8 @@ class PeriodicProgram:
         if header is None:
             why = "its first line is 'periodic program: 2 stages on devices 0 1, 4 micro-batches, 3 times 1 later'"
             raise ScheduleError("the text holds no periodic program", why=why)
-        whole_text, cuts = _without_parts(rest, header[1])
-        program = parse_program(whole_text)
-        parts = [_cut(row, cut) for row, cut in zip(program.rows, cuts, strict=True)]
-        prologue, period, epilogue = (tuple(each[index] for each in parts) for index in range(3))
+        program = parse_program(without_marks(f"{header[1]}1 micro-batches\n{rest}"))
+        prologue, period, epilogue = read_parts(rest, program.rows)
         found = cls(
             program.n_stages, program.placement, program.routes, prologue, period, epilogue, int(header[2]),
             int(header[3]), program.ties,
@@ -179,28 +207,3 @@ class PeriodicProgram:
 _HEADER = re.compile(
     r"periodic (program: [0-9]{1,9} stages on devices[0-9 ]*, )(?=[0-9]{1,9} micro-batches, ([0-9]{1,9}) times ([0-9]{1,9}) later)([0-9]{1,9}) micro-batches, .*"
 )
-
-
-def _without_parts(text: str, header: str) -> tuple[str, list[list[int]]]:
-    """Return the text of a program with the rows of all parts, and per row the numbers of instructions before each part."""
-    lines, cuts, count = [f"{header}1 micro-batches"], list[list[int]](), 0
-    for line in text.split("\n"):
-        name = line.strip()
-        if name.startswith("device "):
-            cuts.append([])
-            count = 0
-        elif name in PARTS:
-            if not cuts or len(cuts[-1]) != PARTS.index(name):
-                raise ScheduleError(f"{name!r} is out of place", why="each device has prologue, period and epilogue")
-            cuts[-1].append(count)
-            continue
-        elif name and cuts:
-            count += 1
-        lines.append(line)
-    if any(len(cut) != len(PARTS) or cut[0] for cut in cuts):
-        raise ScheduleError("a device has no prologue, period and epilogue", why="each device has them, in this order")
-    return "\n".join(lines), cuts
-
-
-def _cut(row: Sequence[Instruction], cut: Sequence[int]) -> tuple[tuple[Instruction, ...], ...]:
-    return tuple(row[: cut[1]]), tuple(row[cut[1] : cut[2]]), tuple(row[cut[2] :])

@@ -20,6 +20,7 @@ from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import NO_SLICE, Action, Kind
 from pipecompile.ir.directions import directions_fault
 from pipecompile.ir.input_checks import FEW, file_path
+from pipecompile.ir.instruction_rows import InstructionRow
 from pipecompile.ir.periodic import MOST_REPETITIONS
 from pipecompile.ir.periodic_program import PeriodicProgram
 from pipecompile.ir.program import Instruction, Op, Operand, Program, Value
@@ -182,13 +183,14 @@ def is_number(value: object) -> bool:
 
 
 def _row_type_faults(name: str, rows: object, *, is_schedule: bool) -> Iterator[str]:
-    if not (isinstance(rows, tuple) and _are(rows, tuple)):
+    if not (isinstance(rows, tuple) and all(isinstance(row, tuple | InstructionRow) for row in rows)):
         yield f"{name} is {shown(rows)}, not a tuple with a tuple per device"
         return
     check = _action_fault if is_schedule else _instruction_fault
     part = "" if name == "rows" else f"{name}, "
     for device, row in enumerate(rows):
-        faults = ((index, check(one)) for index, one in enumerate(row))
+        items = row.distinct() if isinstance(row, InstructionRow) else enumerate(row)
+        faults = ((index, check(one)) for index, one in items)
         yield from (f"{part}device {device}, step {index}: {fault}" for index, fault in faults if fault)
 
 

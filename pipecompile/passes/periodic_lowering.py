@@ -10,16 +10,23 @@ of repetitions is legal is shown by `verifiers/periodic.py`. Linear in the actio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import SHARDING, Action, Instruction, Kind, Program, Route, Tie
+from pipecompile.ir import SHARDING, Action, Kind, Program, Route, Schedule, Tie
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import whole
+from pipecompile.ir.instruction_rows import InstructionRow, InstructionTable
+from pipecompile.ir.pass_manager import PassManager
 from pipecompile.ir.periodic import PeriodicSchedule
-from pipecompile.ir.periodic_program import PeriodicProgram, is_later, later
+from pipecompile.ir.periodic_program import PARTS, PeriodicProgram
 from pipecompile.ir.routes import Sums
+from pipecompile.passes.array_lowering import BY_ARRAYS, action_arrays, free_rows, transfer_rows
+from pipecompile.passes.array_meetings import meeting_rows
 from pipecompile.passes.buffer_slots import assign_slots
-from pipecompile.passes.checkpointing import Checkpoint
+from pipecompile.passes.checkpointing import Checkpoint, insert_recompute
 from pipecompile.passes.lowering import lowering
 from pipecompile.simulation.steady_state import simulate_periodic
 from pipecompile.verifiers import verify
@@ -60,11 +67,13 @@ def lower_periodic(
         raise InputError("UNSHARD, RESHARD and REDUCE_GRAD have no period", hint="lower(schedule.unrolled())")
     all_routes = route_sequence(routes, schedule.n_stages)
     manager = lowering(all_routes, tie_sequence(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, sums=sums)
-    passes = [each.run for each in manager.passes if each.name != "slots"]
+    by_arrays = None if ties or receive_ahead else _with_recompute(schedule, checkpoint)
     receive_ahead = whole("receive_ahead", receive_ahead, 0, _MOST_AHEAD)
     count = first = simulate_periodic(schedule, routes=all_routes).simulated + _MORE + receive_ahead
     while count < max(schedule.repetitions, first + 1):
-        small = _lowered(schedule.unrolled(count), passes)
+        small = None if by_arrays is None else _lowered_by_arrays(by_arrays, all_routes, sums, count)
+        if small is None:
+            small = _lowered(schedule.unrolled(count), manager)
         if (program := _periodic(schedule, small, count, 1 + receive_ahead)) is not None:
             verify(program)
             return program
@@ -86,17 +95,47 @@ def unroll(program: PeriodicProgram, repetitions: int | None = None) -> Program:
     return assign_slots(program.unrolled(repetitions))
 
 
-def _lowered(subject: object, passes: Sequence[object]) -> Program:
-    for each in passes:
-        subject = each(subject)  # type: ignore[operator]
+def _lowered(subject: object, manager: PassManager) -> Program:
+    """Return what the passes make of a schedule, without slots."""
+    for each in manager.passes:
+        subject = subject if each.name == "slots" else each.run(subject)
     assert isinstance(subject, Program)
     return subject
 
 
+def _with_recompute(schedule: PeriodicSchedule, checkpoint: Checkpoint) -> PeriodicSchedule | None:
+    """Return the schedule with the R of `checkpoint`; None if it has actions that are not lowered by arrays."""
+    kinds = schedule.kinds
+    if isinstance(checkpoint, str) and checkpoint == "never":
+        return schedule if kinds <= BY_ARRAYS else None
+    if not kinds <= BY_ARRAYS - {Kind.RECOMPUTE}:
+        return None
+    counts = schedule.n_stages, schedule.n_microbatches, schedule.placement
+    before, period, after = (
+        insert_recompute(Schedule(*counts, getattr(schedule, part)), checkpoint).rows for part in PARTS
+    )
+    return replace(schedule, prologue=before, period=period, epilogue=after)
+
+
+def _lowered_by_arrays(schedule: PeriodicSchedule, routes: tuple[Route, ...], sums: Sums, count: int) -> Program | None:
+    """Return what the passes make of `count` repetitions; None if messages cannot be ordered by arrays."""
+    if any(len(route.consumers) > 1 and route.gradient for route in routes):
+        from pipecompile.passes.gradient_sums import with_sums
+
+        routes = with_sums(schedule.unrolled(count), routes, sums)
+    ordered = meeting_rows(transfer_rows(action_arrays(schedule, routes, count)), schedule, count)
+    if ordered is None:
+        return None
+    arrays = free_rows(ordered)
+    rows = tuple(map(arrays.row, range(len(arrays.rows))))
+    return Program(arrays.n_stages, arrays.n_microbatches, arrays.placement, routes, rows)  # type: ignore[arg-type]
+
+
 def _periodic(schedule: PeriodicSchedule, small: Program, count: int, after: int) -> PeriodicProgram | None:
     """Return the program cut into parts; None if the last two repetitions but `after` of a row are not the same."""
-    runs = []
-    for device, row in enumerate(small.rows):
+    runs, table = [], InstructionTable()
+    rows = [table.row(row) for row in small.rows]
+    for device, row in enumerate(rows):
         first, each = (_passes(part[device]) for part in (schedule.prologue, schedule.period))
         run = _run(row, first + each * (count - after - 3), each, schedule.step)
         if run is None:
@@ -108,8 +147,8 @@ def _periodic(schedule: PeriodicSchedule, small: Program, count: int, after: int
         return None
     step = schedule.step
     parts = [
-        (row[:start], later(row[start : start + length], 0), later(row[start + repeated * length :], -step * repeated))
-        for row, (start, length, _) in zip(small.rows, runs, strict=True)
+        (row[:start], row[start : start + length], row[start + repeated * length :].later(-step * repeated))
+        for row, (start, length, _) in zip(rows, runs, strict=True)
     ]
     prologue, period, epilogue = (tuple(part[index] for part in parts) for index in range(3))
     counts = small.n_stages, small.placement, small.routes
@@ -121,20 +160,21 @@ def _passes(row: Sequence[Action]) -> int:
     return sum(action.kind is not Kind.RECOMPUTE for action in row)
 
 
-def _run(row: Sequence[Instruction], first: int, each: int, step: int) -> tuple[int, int, int] | None:
+def _run(row: InstructionRow, first: int, each: int, step: int) -> tuple[int, int, int] | None:
     """Return the start of the first repetition in a lowered row, the length of a period, and the number of repetitions.
 
     From the action number `first` on, R left out, there are two repetitions of `each` actions. They have to be the same: their run is as
     long as instructions agree with those one period later.
     """
-    actions = [index for index, i in enumerate(row) if i.action is not None and i.action.kind is not Kind.RECOMPUTE]
-    begin, end, last = (actions[first + each * index] for index in range(3))
+    actions = (one.action for one in row.table.templates)
+    is_pass = np.array([a is not None and a.kind is not Kind.RECOMPUTE for a in actions])
+    begin, end, last = np.flatnonzero(is_pass[row.numbers])[[first, first + each, first + 2 * each]].tolist()
     length = end - begin
-    if last - end != length or not is_later(row[end:last], row[begin:end], step):
+    numbers, microbatches = row.numbers, row.microbatches
+    is_same = (numbers[length:] == numbers[:-length]) & (microbatches[length:] == microbatches[:-length] + step)
+    if last - end != length or not is_same[begin:end].all():
         return None
-    start, stop = begin, last
-    while start > 0 and is_later(row[start - 1 + length : start + length], row[start - 1 : start], step):
-        start -= 1
-    while stop < len(row) and is_later(row[stop : stop + 1], row[stop - length : stop - length + 1], step):
-        stop += 1
+    others = np.flatnonzero(~is_same)
+    start = int(max(others[others < begin], default=-1)) + 1
+    stop = int(min(others[others >= end], default=len(is_same))) + length
     return start, length, (stop - start) // length

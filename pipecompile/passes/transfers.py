@@ -18,17 +18,17 @@ from pipecompile.ir import HOST, Instruction, Op, Operand, Program, Route, Value
 from pipecompile.ir.directions import all_placements, placement_of
 from pipecompile.passes.overlapping import grouped_by_overlap
 
-__all__ = ["insert_transfers"]
+__all__ = ["insert_transfers", "paths"]
 
 
 def insert_transfers(program: Program) -> Program:
     """Return the program in which each device receives, once, every value that it reads and does not compute."""
-    of_placements = {placement: _paths(program.routes, placement) for placement in all_placements(program)}
+    of_placements = {placement: paths(program.routes, placement) for placement in all_placements(program)}
     own, moved = of_placements[program.placement], placement_of(program)
 
     def path(value: Value, device: int) -> Path:
-        paths = of_placements[moved[value.microbatch]] if value.microbatch in moved else own
-        return paths.get((value.name, value.consumer), (device, ()))
+        ways = of_placements[moved[value.microbatch]] if value.microbatch in moved else own
+        return ways.get((value.name, value.consumer), (device, ()))
 
     rows = tuple(tuple(_row(row, device, path)) for device, row in enumerate(program.rows))
     return replace(program, rows=rows)
@@ -38,18 +38,18 @@ Path = tuple[int, tuple[int, ...]]
 """The device (or HOST) that computes a value, and the other devices that need it, in the order of the consumers."""
 
 
-def _paths(routes: Sequence[Route], placement: Sequence[int]) -> dict[tuple[str, int | None], Path]:
+def paths(routes: Sequence[Route], placement: Sequence[int]) -> dict[tuple[str, int | None], Path]:
     """Return the path of every activation (name, None) and of every gradient (name, consumer)."""
     device = {HOST: HOST, **dict(enumerate(placement))}
-    paths: dict[tuple[str, int | None], Path] = {}
+    ways: dict[tuple[str, int | None], Path] = {}
     for route in routes:
         source = device[route.source]
         ends = dict.fromkeys(device[consumer] for consumer in route.consumers)
-        paths[route.value, None] = source, tuple(end for end in ends if end != source)
+        ways[route.value, None] = source, tuple(end for end in ends if end != source)
         for consumer in route.senders:
             producer = device[consumer]
-            paths[route.value, consumer] = producer, (source,) if source != producer else ()
-    return paths
+            ways[route.value, consumer] = producer, (source,) if source != producer else ()
+    return ways
 
 
 def _row(row: Sequence[Instruction], device: int, path: Callable[[Value, int], Path]) -> Iterator[Instruction]:

@@ -49,7 +49,8 @@ Phase = tuple[str] | tuple[str, int]
 
 def action_queue(stage: int, kind: str, n_microbatches: int) -> tuple[Action, ...]:
     """Return the actions of one kind and stage on all micro-batches, in ascending order."""
-    return tuple(Action(stage, Kind(kind), m) for m in range(n_microbatches))
+    of_kind = Kind(kind)
+    return tuple([Action(stage, of_kind, m) for m in range(n_microbatches)])
 
 
 def action_queues(stages: Sequence[int], kinds: str, n_microbatches: int) -> dict[str, tuple[Action, ...]]:

@@ -9,17 +9,26 @@ second is the first with one repetition more. Linear in the actions of the small
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import BACKWARDS, SHARDING, Action, Kind, Schedule
+from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.input_checks import whole
 from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule, shifted
+from pipecompile.ir.program_arrays import KINDS, action_columns
 from pipecompile.ir.slices import check_whole
 from pipecompile.schedules.catalogue import Builder, build_schedule
 from pipecompile.verifiers import verify
 
 __all__ = ["build_periodic", "find_period"]
+
+Ints = NDArray[np.int64]
 
 _LEAST = 3
 """Repetitions below which a pattern counts as chance."""
@@ -36,10 +45,11 @@ def find_period(schedule: Schedule) -> PeriodicSchedule | None:
     check_whole(schedule, "periods are those of whole micro-batches")
     if schedule.overlaps or schedule.directions:
         return None
+    columns = [action_columns(row) for row in schedule.rows]
     for step in range(1, min(2 * schedule.n_stages, schedule.n_microbatches // _LEAST) + 1):
-        found = [_longest_run(row, step) for row in schedule.rows]
-        runs = [run for run in found if run is not None]
-        if len(runs) < len(found) or min(count for _, _, count in runs) < _LEAST:
+        found = (_longest_run(row, step) for row in columns)
+        runs = [run for run in takewhile(_is_repeated, found) if run is not None]
+        if len(runs) < len(columns):
             continue
         later = _delays(
             schedule,
@@ -51,7 +61,7 @@ def find_period(schedule: Schedule) -> PeriodicSchedule | None:
             continue
         cuts = [(start + more * length, length) for (start, length, _), more in zip(runs, later, strict=True)]
         periodic = _cut(schedule, cuts, count, step)
-        if _is_periodic(periodic, schedule):
+        if _is_periodic(periodic, columns):
             return periodic
     return None
 
@@ -86,16 +96,18 @@ def _computes(action: Action) -> bool:
     return action.kind in (Kind.FORWARD, *BACKWARDS)
 
 
-def _is_periodic(periodic: PeriodicSchedule, schedule: Schedule) -> bool:
+def _is_periodic(periodic: PeriodicSchedule, columns: Sequence[Ints]) -> bool:
     """Return whether a period has all that its device repeats: nothing in the epilogue is on a micro-batch of the repetitions."""
-    rows = zip(schedule.rows, periodic.period, strict=True)
+    rows = zip(columns, periodic.period, strict=True)
     is_after = all(a.microbatch >= 0 or a.kind in SHARDING for row in periodic.epilogue for a in row)
     return is_after and all(_is_whole(row, period, periodic.step) for row, period in rows)
 
 
-def _is_whole(row: Sequence[Action], period: Sequence[Action], step: int) -> bool:
+def _is_whole(row: Ints, period: Sequence[Action], step: int) -> bool:
     """Return whether a period has `step` micro-batches of all that its device computes."""
-    wanted = {(stage, is_forward) for stage, is_forward in map(_role, row)}
+    stages, kinds, _ = row
+    roles = np.unique(2 * stages + (kinds == KINDS[Kind.FORWARD])).tolist()
+    wanted = [(role // 2, bool(role % 2)) for role in roles]
     return Counter(_role(a) for a in period if _computes(a)) == dict.fromkeys(wanted, step)
 
 
@@ -114,30 +126,29 @@ def _cut(schedule: Schedule, runs: Sequence[tuple[int, int]], count: int, step: 
     )
 
 
-def _longest_run(row: Sequence[Action], step: int) -> tuple[int, int, int] | None:
+def _is_repeated(run: tuple[int, int, int] | None) -> bool:
+    return run is not None and run[2] >= _LEAST
+
+
+def _longest_run(row: Ints, step: int) -> tuple[int, int, int] | None:
     """Return the start, the length of the period, and the repetitions of the longest periodic part of a row; None if it has none.
 
-    The length is the distance from the action in the middle of the row to the same one `step` micro-batches later.
+    `row` has (stage, kind, micro-batch) of each action, shape (3, actions). The length is the distance from the action in the middle
+    of the row to the same one `step` micro-batches later.
     """
-    middle = len(row) // 2
-    length = next((i for i in range(1, len(row) - middle) if _follows(row[middle], row[middle + i], step)), None)
-    if length is None:
+    middle, later = row.shape[1] // 2, np.array([[0], [0], [step]])
+    same = np.flatnonzero((row[:, middle + 1 :] == row[:, middle : middle + 1] + later).all(axis=0))
+    if not len(same):
         return None
-    best = start = 0
-    found = None
-    for index in range(len(row) - length + 1):
-        if index + length == len(row) or not _follows(row[index], row[index + length], step):
-            if index - start + length > best:
-                best = index - start + length
-                found = start, length, best // length
-            start = index + 1
-    return found
+    length = int(same[0]) + 1
+    follows = (row[:, length:] == row[:, :-length] + later).all(axis=0)
+    stops = np.append(np.flatnonzero(~follows), len(follows))
+    starts = np.concatenate([[0], stops[:-1] + 1])
+    longest = int(np.argmax(stops - starts))
+    return int(starts[longest]), length, int(stops[longest] - starts[longest] + length) // length
 
 
-def _follows(action: Action, later: Action, step: int) -> bool:
-    return (action.stage, action.kind, action.microbatch + step) == (later.stage, later.kind, later.microbatch)
-
-
+@without_collection
 def build_periodic(
     schedule: str | Builder, n_stages: int, n_microbatches: int, *, n_devices: int | None = None
 ) -> PeriodicSchedule:
@@ -149,31 +160,41 @@ def build_periodic(
         whole("n_stages", n_stages, 1),
         whole("n_microbatches", n_microbatches, 1, MOST_REPETITIONS),
     )
-    few = min(n_microbatches, n_stages + 2 * _LEAST)
-    most = min(n_microbatches, 8 * few)
-    while (small := find_period(build_schedule(schedule, n_stages, few, n_devices=n_devices))) is None:
-        if few == most:
-            raise _has_no_period(schedule, f"no part of {few} micro-batches repeats {_LEAST} times")
-        few = min(2 * few, most)
-    if rest := (n_microbatches - few) % small.step:
-        few += rest
-        small = _periodic(schedule, n_stages, few, n_devices)
-    if few < n_microbatches:
-        more = _periodic(schedule, n_stages, few + small.step, n_devices)
-        if more != small.repeated(small.repetitions + 1):
-            raise _has_no_period(schedule, f"{few} and {few + small.step} micro-batches repeat different parts")
-    found = small.repeated(small.repetitions + (n_microbatches - few) // small.step)
-    verify(found)
-    return found
-
-
-def _periodic(schedule: str | Builder, n_stages: int, n_microbatches: int, n_devices: int | None) -> PeriodicSchedule:
-    found = find_period(build_schedule(schedule, n_stages, n_microbatches, n_devices=n_devices))
-    if found is None:
-        raise _has_no_period(schedule, f"no part of {n_microbatches} micro-batches repeats {_LEAST} times")
-    return found
-
-
-def _has_no_period(schedule: str | Builder, why: str) -> ScheduleError:
+    why = ""
+    for few in _sizes(n_stages, n_microbatches, n_stages if n_devices is None else n_devices):
+        found = _grown(partial(build_schedule, schedule, n_stages, n_devices=n_devices), few, n_microbatches)
+        if isinstance(found, PeriodicSchedule):
+            verify(found)
+            return found
+        why = found
     name = schedule if isinstance(schedule, str) else getattr(schedule, "__name__", "the schedule")
-    return ScheduleError(f"{name} has no period", why=why, hint="build_schedule, which has all micro-batches")
+    raise ScheduleError(f"{name} has no period", why=why, hint="build_schedule, which has all micro-batches")
+
+
+def _sizes(n_stages: int, n_microbatches: int, n_devices: int) -> Iterator[int]:
+    """Yield numbers of micro-batches to look for a period in: the least, then about twice as many up to eight times.
+
+    The latter leave the same rest as `n_microbatches` when they are divided by the devices: schedules of rounds of micro-batches have
+    longer rounds for such a rest.
+    """
+    few = n_stages + 2 * _LEAST
+    for times in (1, 2, 4, 8):
+        size = few * times
+        yield min(n_microbatches, size + (n_microbatches - size) % n_devices if times > 1 else size)
+        if size >= n_microbatches:
+            return
+
+
+def _grown(build: Callable[[int], Schedule], few: int, n_microbatches: int) -> PeriodicSchedule | str:
+    """Return the schedule of few micro-batches with as many repetitions as `n_microbatches` need, or why it has no period."""
+    small = find_period(build(few))
+    if small is not None and (rest := (n_microbatches - few) % small.step):
+        few += rest
+        small = find_period(build(few))
+    if small is None:
+        return f"no part of {few} micro-batches repeats {_LEAST} times"
+    if few < n_microbatches:
+        more = find_period(build(few + small.step))
+        if (n_microbatches - few) % small.step or more != small.repeated(small.repetitions + 1):
+            return f"{few} and {few + small.step} micro-batches repeat different parts"
+    return small.repeated(small.repetitions + (n_microbatches - few) // small.step)

@@ -27,6 +27,7 @@ from typing import TypeVar
 from pipecompile.ir import HOST, SHARDING, Instruction, Kind, Op, Program, Route, Schedule
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
+from pipecompile.verifiers.array_induction import is_legal_program, is_legal_schedule
 from pipecompile.verifiers.deadlock import Step
 from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel
 from pipecompile.verifiers.pairing import waiting_rows
@@ -60,6 +61,8 @@ def periodic_schedule_faults(schedule: PeriodicSchedule, routes: Sequence[Route]
     is_sharded = bool(schedule.kinds & {*SHARDING})
     if is_sharded or _mixes_recomputed_and_offloaded(schedule) or not _is_ordered_schedule(schedule, routes):
         return faults_of(schedule.unrolled())
+    if is_legal_schedule(schedule, routes, _FEW):
+        return []
     return _by_induction(schedule.repetitions, _FEW, schedule.unrolled, faults_of, recurs)
 
 
@@ -84,7 +87,10 @@ def periodic_program_faults(program: PeriodicProgram, models: frozenset[MessageM
     apart = _distance(program)
     if apart is None or not all(_is_ordered_row(row, program.step) for row in program.period):
         return faults_of(program.unrolled())
-    return _by_induction(program.repetitions, max(_FEW, apart + 2), program.unrolled, faults_of, recurs)
+    few = max(_FEW, apart + 2)
+    if is_legal_program(program, few):
+        return []
+    return _by_induction(program.repetitions, few, program.unrolled, faults_of, recurs)
 
 
 def _by_induction(

@@ -25,7 +25,7 @@ from pipecompile.verifiers.routes import route_faults
 from pipecompile.verifiers.schedule import schedule_faults, shape_faults
 from pipecompile.verifiers.tied_parameters import exchange_faults, tie_faults
 
-__all__ = ["Level", "program_faults"]
+__all__ = ["Level", "instruction_faults", "program_faults"]
 
 
 class Level(IntEnum):
@@ -77,13 +77,14 @@ _FORM = {Op.SEND: (1, 0), Op.RECV: (0, 1), Op.FREE: (1, 0), Op.BROADCAST: (0, 0)
 def _form_faults(program: Program) -> Iterator[str]:
     for device, row in enumerate(program.rows):
         for index, instruction in enumerate(row):
-            for fault in _instruction_faults(instruction, device, program.n_devices):
+            for fault in instruction_faults(instruction, device, program.n_devices):
                 yield f"device {device}, step {index}: {instruction}: {fault}"
             if instruction.overlaps and not (instruction.action and index + 1 < len(row) and row[index + 1].action):
                 yield f"device {device}, step {index}: {instruction}: an action overlaps with that of the next instruction"
 
 
-def _instruction_faults(instruction: Instruction, device: int, n_devices: int) -> Iterator[str]:
+def instruction_faults(instruction: Instruction, device: int, n_devices: int) -> Iterator[str]:
+    """Yield what is wrong with an instruction of a device by itself: parts that its kind does not have, or lacks."""
     if (instruction.op is Op.COMPUTE) != (instruction.action is not None):
         yield "a compute instruction has an action, and no other has"
     counts = len(instruction.reads), len(instruction.writes)

@@ -64,8 +64,8 @@ def verify(
     elif types := list(type_faults(subject)):
         raise VerifyError(_NAMES[type(subject)], types)
     faults = _legal(subject, routes, models_named(models))
-    few = subject
-    if isinstance(subject, PeriodicSchedule | PeriodicProgram) and not faults:
+    few, is_limited = subject, in_flight is not None or memory_limit is not None
+    if isinstance(subject, PeriodicSchedule | PeriodicProgram) and is_limited and not faults:
         few = subject.unrolled(min(_SEVERAL, subject.repetitions))
     if isinstance(few, Schedule | Program):
         stage_bytes = saved_bytes, unsharded_bytes

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
 
 import pipecompile as pc
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import HOST, Route, Tie, chain
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
 from pipecompile.passes import lower
 from pipecompile.passes.periodic_lowering import lower_periodic, unroll
+from pipecompile.schedules.catalogue import CATALOGUE
 from pipecompile.schedules.periods import build_periodic
 
 ONE_STAGE = ("1f1b", "eager-1f1b", "zb-h1", "zb-h2", "mario")
@@ -41,6 +44,24 @@ def test_the_program_is_that_of_the_unrolled_schedule(name: str, devices: int, k
     program = lower_periodic(schedule, **keywords)
     assert unroll(program) == lower(schedule.unrolled(), **keywords)
     assert PeriodicProgram.from_text(str(program)) == program
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize(
+    ("name", "devices"), [(name, devices) for name in sorted(CATALOGUE) for devices in range(1, 9)]
+)
+def test_every_builder_is_lowered_as_without_periods(name: str, devices: int, pytestconfig: pytest.Config) -> None:
+    """Up to 8 devices and 24 micro-batches, one or two stages per device; where the schedule or its program has no period, both say so."""
+    numbers = range(1, 25) if pytestconfig.getoption("--full") else Random(f"{name} {devices}").sample(range(8, 25), 2)
+    for microbatches, stages in product(numbers, (devices, 2 * devices)):
+        try:
+            schedule = build_periodic(name, stages, microbatches, n_devices=devices)
+            program = lower_periodic(schedule)
+        except ScheduleError:
+            continue
+        assert unroll(program) == lower(schedule.unrolled())
+        assert PeriodicProgram.from_text(str(program)) == program
+        assert PeriodicSchedule.from_csv(str(schedule)) == PeriodicSchedule.from_json(schedule.to_json()) == schedule
 
 
 def test_few_repetitions_and_more_than_lowered_are_right() -> None:

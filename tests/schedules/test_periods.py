@@ -50,3 +50,21 @@ def test_a_period_that_is_found_is_the_schedule(name: str, n_stages: int, n_micr
         periodic = find_period(schedule)
         assert periodic is None or periodic.unrolled() == schedule
         assert build_periodic(name, n_stages, n_microbatches, n_devices=n_devices).unrolled() == schedule
+
+
+@pytest.mark.parametrize(("devices", "stages", "n_microbatches"), [(6, 12, 46), (5, 10, 44), (6, 18, 34)])
+def test_a_schedule_with_rounds_of_two_lengths_lacks_no_micro_batch(
+    devices: int, stages: int, n_microbatches: int
+) -> None:
+    """Interleaved schedules have longer rounds first. With another number of micro-batches the period had another step: of 46, 40 were there."""
+    for name in ("interleaved", "interleaved-zb"):
+        with suppress(ScheduleError):
+            periodic = build_periodic(name, stages, n_microbatches, n_devices=devices)
+            assert periodic.unrolled() == build_schedule(name, stages, n_microbatches, n_devices=devices)
+
+
+@pytest.mark.parametrize(("devices", "stages", "n_microbatches"), [(3, 6, 25), (4, 8, 61)])
+def test_a_period_is_looked_for_in_as_long_rounds(devices: int, stages: int, n_microbatches: int) -> None:
+    """Of 25 micro-batches on 3 devices none was found: 13, in which it was looked for, have four rounds of up to four."""
+    periodic = build_periodic("interleaved-zb", stages, n_microbatches, n_devices=devices)
+    assert periodic.unrolled() == build_schedule("interleaved-zb", stages, n_microbatches, n_devices=devices)
