@@ -26,6 +26,7 @@ from pipecompile.errors import InputError, described
 from pipecompile.torch_private.dtensors import like, part_of
 from pipecompile.torch_private.fx_graphs import target_text
 from pipecompile.torch_private.modules import backward_hooks_removed
+from pipecompile.tracing.container_items import items_in
 from pipecompile.tracing.fakes.fake_tensors import with_unknown_data
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.recomputed_region import RecomputedRegion
@@ -198,8 +199,8 @@ class FakeTwins:
                     self._replace_items(value)
 
     def _replace_items(self, container: dict[Any, Any] | list[Any]) -> None:
-        items = container.items() if isinstance(container, dict) else enumerate(container)
-        for key, value in list(items):
+        items = items_in(container)
+        for key, value in items if isinstance(container, dict) else enumerate(items):
             if isinstance(value, Tensor):
                 container[key] = self.of(value)
 

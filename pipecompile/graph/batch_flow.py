@@ -25,12 +25,13 @@ from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_probes import BatchProbes, Finding
 from pipecompile.graph.batch_rows import batch_dim_of, kept_apart, makes_unrelated_elements, moves_rows, takes_sizes
 from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.merge_laws import has_unknown_size
+from pipecompile.graph.probe_layers import KeptPiece
 from pipecompile.graph.rule_table import MERGED, RuleTable
 from pipecompile.graph.stacked_batches import StackedBatches
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.call_objects import remade
 from pipecompile.tracing.node_facts import facts, value_of
-from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["BatchFlow", "MERGED"]
@@ -188,11 +189,18 @@ class BatchFlow:
             return self._guess(node, written)
         if found and len(region) == 1 and any(one.rule is None for one in found) and self._takes_samples(inputs):
             self.mixing.append(node)
-        if is_mixed and moves_rows(node) and not (found and all(one.rule for one in found)):
+        may_restore = is_mixed and (moves_rows(node) or self._settles_sizes(node))
+        if may_restore and not (found and all(one.rule for one in found)):
             begins = self.table.may_begin_rows
             found = self._findings(*self.table.region_of([node], begins=begins, is_end_closed=False), outputs, _REGION)
         rules = [one.rule or _COMPUTED for one in found] or [_COMPUTED] * len(outputs)
         return rules[:leaves], rules[leaves:]
+
+    def _settles_sizes(self, node: fx.Node) -> bool:
+        """Return whether a call takes a part of known sizes out of a value of which the data decide a size, as `h[-1]` of the states of layers."""
+        sources = [value_of(source) for source in node.all_input_nodes]
+        is_known = isinstance(own := value_of(node), torch.Tensor) and not has_unknown_size(own, self.symbol)
+        return is_known and any(isinstance(one, torch.Tensor) and has_unknown_size(one, self.symbol) for one in sources)
 
     def _findings(
         self, inputs: Sequence[fx.Node], region: Sequence[fx.Node], outputs: Sequence[tuple[fx.Node, int]], most: int
@@ -234,9 +242,8 @@ class BatchFlow:
         return any(self.rule(source).kind is not MergeKind.SAME for source in inputs)
 
     def _is_opaque(self, node: fx.Node) -> bool:
-        """Return whether a node is a piece of the user's own code, which is not run on random values."""
-        layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        return isinstance(layer, OpaqueModule) and layer.is_users
+        """Return whether a node is a piece of the user's own code, which is tried alone."""
+        return node.op == "call_module" and isinstance(self._probes.layer(str(node.target)), KeptPiece)
 
     def _by_shape(self, node: fx.Node) -> list[MergeRule]:
         return [self._rows(leaf) for leaf in pytree.tree_leaves(value_of(node))]

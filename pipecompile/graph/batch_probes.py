@@ -202,7 +202,7 @@ class BatchProbes:
         given: Any = [fx.node.map_aggregate(fx.node.map_arg(one, of), _on_cpu) for one in (node.args, node.kwargs)]
         args, kwargs = given
         if node.op == "call_module":
-            layer = self._layer(str(node.target))
+            layer = self.layer(str(node.target))
             assert layer is not None
             return layer(*args, **kwargs)
         if node.op == "call_method":
@@ -232,12 +232,12 @@ class BatchProbes:
                 return False
             known = [_number(length, self.symbol, sum(self.parts)) for length in value_of(node).shape]
             numbers += int(sympy.prod(known))
-        layers = [self._layer(str(node.target)) for node in nodes if node.op == "call_module"]
+        layers = [self.layer(str(node.target)) for node in nodes if node.op == "call_module"]
         draws = any(facts(node).draws for node in nodes)
         is_mixed = len(nodes) > 1 and any(isinstance(layer, KeptPiece) for layer in layers)
         return numbers <= _MOST_NUMBERS and None not in layers and not draws and not is_mixed
 
-    def _layer(self, path: str) -> nn.Module | None:
+    def layer(self, path: str) -> nn.Module | None:
         """Return what stands for a module in experiments; None if there is nothing."""
         if path not in self.layers:
             self.layers[path] = probe_layer(self.graph.get_submodule(path), _MOST_NUMBERS)
@@ -245,7 +245,7 @@ class BatchProbes:
 
     def _layers_of(self, nodes: Sequence[fx.Node]) -> Iterator[nn.Module]:
         for node in nodes:
-            if node.op == "call_module" and (layer := self._layer(str(node.target))) is not None:
+            if node.op == "call_module" and (layer := self.layer(str(node.target))) is not None:
                 yield layer
 
 

@@ -277,9 +277,7 @@ def _all_of(index: Any, dim: int) -> bool:
     """Return whether x[index] takes all rows along `dim` in their order; the size is known to stay."""
     place = 0
     for one in index if isinstance(index, tuple) else (index,):
-        if isinstance(one, fx.Node):
-            return False
-        if one is Ellipsis:
+        if isinstance(one, fx.Node) or one is Ellipsis:
             return False
         if one is None:
             continue

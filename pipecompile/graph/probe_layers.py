@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, BatchNorm, forward_hooks_of
+from pipecompile.tracing.leaf_modules import has_own_python, is_leaf
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.state.function_state import globals_restored
 from pipecompile.tracing.state.muted_output import output_muted
@@ -26,13 +27,21 @@ __all__ = ["KeptPiece", "probe_layer", "randomise"]
 def probe_layer(layer: nn.Module, most: int) -> nn.Module | None:
     """Return what stands for a module: a copy on the CPU; None if it has more than `most` numbers or refuses to be copied."""
     if isinstance(layer, OpaqueModule):
-        return _KeptFunction(layer.function) if layer.function and layer.piece.line else KeptPiece(layer)
+        if layer.function and layer.piece.line:
+            return _KeptFunction(layer.function)
+        twin = probe_layer(layer.owner[0], most) if layer.piece.is_module and _is_torchs(layer.owner[0]) else None
+        return KeptPiece(layer) if twin is None else _KeptFunction(twin)
     is_large = sum(tensor.numel() for tensor in (*layer.parameters(), *layer.buffers())) > most
     return None if is_large else _copied(layer)
 
 
+def _is_torchs(layer: nn.Module) -> bool:
+    """Return whether a layer runs kernels of torch alone, and does not normalise over samples."""
+    return is_leaf(layer) and not has_own_python(layer) and not isinstance(layer, BatchNorm)
+
+
 class _KeptFunction(nn.Module):
-    """A function of torch that is an opaque piece, without the check of its result."""
+    """A function or a layer of torch that is an opaque piece, such as an LSTM on packed sequences, without the check of its result."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

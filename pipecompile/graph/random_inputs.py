@@ -17,7 +17,7 @@ def has_special(trial: int) -> bool:
 
 def random_values(shape: Sequence[int], dtype: torch.dtype, trial: int, special: Sequence[float]) -> torch.Tensor:
     """Return random values. Trials differ in kind: fractions, normal or sparse numbers, numbers near the `special` ones; few or
-    many true values; integers 0 and 1, or the `special` ones as well. True values, special integers and NaN become more frequent
+    many true values; integers 0 and 1, or the `special` ones as well, or, for calls that take lengths, 1 and 2. True values, special integers and NaN become more frequent
     along a value, so that the parts of a batch hardly ever have the same share of them.
     """
     with torch.device("cpu"):  # not the default device of a script
@@ -32,7 +32,7 @@ def _random_values(shape: Sequence[int], dtype: torch.dtype, trial: int, special
         if has_special(trial) and any(map(math.isnan, special)):
             numbers[torch.rand(shape) < _rising(shape)] = torch.nan
         return numbers.to(dtype)
-    plain = torch.randint(2, tuple(shape))
+    plain = torch.randint(2, tuple(shape)) + (trial % 8 == 7)
     integers = [int(one) for one in special if not math.isnan(one)]
     if not has_special(trial) or not integers:
         return plain.to(dtype)

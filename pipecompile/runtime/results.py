@@ -59,6 +59,9 @@ class UnmergedError(InputError):
     """A leaf of the model's output that no rule puts together from micro-batches."""
 
 
+_UNMERGED = "the model's output cannot be put together from micro-batches"
+
+
 class Outputs:
     """Structure of the output of one traced graph, and once `join` was called, the merge rule of each leaf."""
 
@@ -98,7 +101,7 @@ class Outputs:
             if join.kind is MergeKind.REFUSED:
                 self.joins = None
                 raise UnmergedError(
-                    f"the model's output cannot be put together from micro-batches: leaf {index}",
+                    f"{_UNMERGED}: leaf {index}",
                     where=shown(leaf.value or leaf.constant),
                     why=join.reason,
                     hint="n_microbatches=1, or a model that returns one row (or one number of rows) for each sample; step is not concerned",
@@ -110,7 +113,22 @@ class Outputs:
 
     def gathered(self, parts: Mapping[str, Sequence[Any]], sizes: Sequence[int]) -> dict[str, Any]:
         """Return the values of the mini-batch from those of its micro-batches, whose sizes are in samples."""
-        return {name: gather(parts[name], self.join_of(name), sizes) for name in self.names}
+        return {name: self._gather(name, parts[name], sizes) for name in self.names}
+
+    def _gather(self, name: str, parts: Sequence[Any], sizes: Sequence[int]) -> Any:
+        """Return one value of the mini-batch. Raise UnmergedError if micro-batches differ in a size that is not that of the batch."""
+        rule = self.join_of(name)
+        try:
+            return gather(parts, rule, sizes)
+        except RuntimeError as error:
+            shapes = dict.fromkeys(str(tuple(part.shape)) for part in parts)
+            if len({(part.dim(), *part.shape[: rule.dim], *part.shape[(rule.dim or 0) + 1 :]) for part in parts}) == 1:
+                raise
+            raise UnmergedError(
+                f"{_UNMERGED}: {name}",
+                why=f"the data decide its sizes: micro-batches return {', '.join(shapes)}",
+                hint="n_microbatches=1, or an output that is padded to one length; step is not concerned",
+            ) from error
 
     def join_of(self, name: str) -> MergeRule:
         """Return the merge rule of a value; SAME if `join` was not called, as for a single micro-batch."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import pipecompile as pc
 from pipecompile.batching.merging import MergeKind
@@ -124,6 +125,23 @@ def test_a_piece_kept_whole_is_tried(part: nn.Module, is_joined: bool) -> None:
     pipe = pc.compile(model, 1, n_microbatches=2, cost="analytic", devices=["cpu"])
     torch.testing.assert_close(pipe(x), model(x))
     assert (kind(BatchFlow(pipe.graph)) is MergeKind.JOINED) is is_joined
+
+
+class Lengths(nn.Module):
+    def __init__(self, mixes: bool) -> None:
+        super().__init__()
+        self.cell, self.mixes = nn.LSTM(3, 4, batch_first=True), mixes
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        _, (last, _) = self.cell(packed)
+        return last[0] * last.mean() if self.mixes else last[0]
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_samples_stay_apart_in_packed_sequences(mixes: bool) -> None:
+    flow = BatchFlow(pc.trace(Lengths(mixes), torch.randn(4, 6, 3), torch.tensor([2, 6, 1, 4])))
+    assert (kind(flow) is MergeKind.JOINED) is not mixes
 
 
 def test_a_piece_that_cannot_be_tried_is_warned_of() -> None:

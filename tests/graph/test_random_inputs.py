@@ -13,6 +13,7 @@ def test_trials_differ_in_kind() -> None:
     torch.manual_seed(0)
     assert set(random_values([200], torch.int64, 0, [-7]).tolist()) == {0, 1, -7}
     assert set(random_values([200], torch.int64, 2, [-7]).tolist()) == {0, 1}
+    assert set(random_values([200], torch.int64, 7, [-7]).tolist()) == {1, 2}
     fractions, sparse = (random_values([500], torch.float32, trial, []) for trial in (1, 3))
     assert fractions.min() > 0
     assert fractions.max() < 1

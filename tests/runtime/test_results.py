@@ -51,6 +51,13 @@ def test_an_output_without_a_rule_is_refused_with_its_reason(outputs: Outputs) -
     assert outputs.join_of(outputs.names[0]) == MergeRule(MergeKind.JOINED, 0)
 
 
+def test_micro_batches_of_other_sizes_than_the_batch_are_refused_with_their_shapes(outputs: Outputs) -> None:
+    (name,) = outputs.names
+    outputs.join([MergeRule(MergeKind.JOINED, 0), *[MergeRule(MergeKind.SAME)] * 2])
+    with pytest.raises(pc.InputError, match=r"mul.*\n.*micro-batches return \(2, 3\), \(1, 4\)"):
+        outputs.gathered({name: [torch.ones(2, 3), torch.ones(1, 4)]}, (2, 1))
+
+
 @pytest.mark.parametrize(
     ("output", "is_found"),
     [(torch.ones(()), True), (torch.ones(2), False), ({"loss": torch.ones(())}, True), ({"loss": 1.0}, False), (None, False)],

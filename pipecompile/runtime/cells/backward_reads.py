@@ -18,6 +18,7 @@ from pipecompile.runtime.cells.left_places import LeftPlaces
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.registers import Frame, Run
+from pipecompile.tracing.container_items import items_in
 from pipecompile.tracing.state.effect_places import put_value, value_at
 
 __all__ = ["BackwardReads"]
@@ -107,12 +108,12 @@ class _LeftKeys:
 
     def contents(self) -> list[dict[Any, Any]]:
         """Return copies of the dicts."""
-        return [dict(one) for one in self._dicts]
+        return [dict(items_in(one)) for one in self._dicts]
 
     def note(self, before: Sequence[dict[Any, Any]]) -> None:
         """Note the keys whose values are others than before."""
         for held, old in zip(self._dicts, before, strict=True):
-            for name, value in list(held.items()):
+            for name, value in items_in(held):
                 if name not in old or old[name] is not value:
                     self._known[id(held), name] = held
 

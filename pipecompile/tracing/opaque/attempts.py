@@ -18,8 +18,9 @@ from pipecompile.tracing.emit.call_objects import KnownObjects
 from pipecompile.tracing.model_pieces import Piece, UnpredictableResult, candidates, same_class_pieces
 from pipecompile.tracing.opaque.result_spec import ResultSpec, are_comparable, infer_result_specs
 from pipecompile.tracing.opaque.trial_calls import TrialCall
-from pipecompile.tracing.opaque.trial_inputs import DataChange, vary_input
+from pipecompile.tracing.opaque.trial_inputs import DataChange, further_runs, vary_input
 from pipecompile.tracing.opaque.trial_runs import run_trial
+from pipecompile.tracing.opaque.unread_parts import UnreadPartError
 from pipecompile.tracing.outlining.outlined_calls import UnsuitableBlock
 from pipecompile.tracing.state.second_call import CarriedStateError
 from pipecompile.tracing.state.snapshot import tensors_of
@@ -33,10 +34,6 @@ from pipecompile.tracing.trace_errors import (
 )
 
 __all__ = ["OpaquePieces", "OpaqueReason"]
-
-_WILD_SAMPLES = 8
-"""Batch size in samples of the trial run on wild data: large enough that the number of rows that a mask selects is
-unlikely to equal the batch size by chance."""
 
 _DRAWS = 4
 """Trial runs with other draws, if a piece draws random numbers: what it returns may depend on them, as with layer drop."""
@@ -61,7 +58,9 @@ class OpaquePieces:
 
     `reasons` has the opaque pieces, `result_specs` what each of their calls returns, `rejected` why a piece cannot be
     opaque, and `hints` what to try then. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record
-    gradients. `known_objects`: what functions of earlier recordings hold. `has_blocks`: blocks of statements may be pieces; they may not after a recording with them has failed.
+    gradients. `known_objects`: what functions of earlier recordings hold. `has_blocks`: blocks of statements may be pieces; they may not
+    after a recording with them has failed. `has_unread`: inner lists may have another length in each run; they may not after the
+    recording has read one.
     """
 
     def __init__(self, model: nn.Module, inputs: FlatInputs) -> None:
@@ -71,7 +70,7 @@ class OpaquePieces:
         self.rejected: dict[Piece, str] = {}
         self.hints: dict[str, None] = {}
         self.is_batch_fixed = bool(inputs.lists)
-        self.has_grad = self.has_blocks = True
+        self.has_grad = self.has_blocks = self.has_unread = True
         self.refuses_data_sizes = True
         self.known_objects: KnownObjects | None = None
 
@@ -89,6 +88,8 @@ class OpaquePieces:
         is_incurable = fault.code in _INCURABLE and not isinstance(fault, GradientStateError)
         if is_incurable or not isinstance(cause, Exception):
             raise fault from cause
+        if isinstance(cause, UnreadPartError) and self.has_unread and self._fix_structures():
+            return
         passed = error.pieces if isinstance(error, CarriedStateError) else candidates(cause, self.model, fault.code)
         pieces = [piece for piece in passed if piece not in self.reasons and piece not in self.rejected]
         pieces = [piece for piece in pieces if self.has_blocks or piece.block is None]
@@ -117,6 +118,17 @@ class OpaquePieces:
         if not pieces and not self._has_no_values():
             self._infer({})  # raises PC108 if the model fails by itself
         raise self._final(fault) from error
+
+    def _fix_structures(self) -> bool:
+        """Record for the batch size of the example alone if lists in results, which the model reads, have one length then."""
+        size, change = self.inputs.samples, DataChange.LIKELY
+        first = self._varied_trial(self.reasons, size, change=DataChange.NONE, seed=0)
+        others = [self._varied_trial(self.reasons, size, change=change, seed=seed) for seed in range(1, _DRAWS)]
+        is_fixed = first is not None and all(one and are_comparable(first, one, alike=True) for one in others)
+        self.is_batch_fixed, self.has_unread = self.is_batch_fixed or is_fixed, not is_fixed
+        if is_fixed:
+            self.result_specs = self._infer(self.reasons)
+        return is_fixed
 
     def _final(self, fault: TraceError) -> TraceError:
         """Return `fault`, or PC111 with the reasons why no submodule or method around it can be opaque."""
@@ -184,7 +196,7 @@ class OpaquePieces:
         def add_run(other: int | None, change: DataChange) -> bool:
             """Run once more; return whether the run can be compared with the first."""
             run = self._varied_trial(reasons, other, change=change)
-            if run is None or not are_comparable(runs[0], run):
+            if run is None or not are_comparable(runs[0], run, alike=not self.has_unread):
                 return False
             runs.append(run)
             sizes.append(other)
@@ -192,7 +204,7 @@ class OpaquePieces:
 
         any(add_run(other, change) for other, change in self._variations(size))
         has_two_sizes = len(set(sizes)) > 1
-        for other, change in _further_runs(reasons, [*sizes]):
+        for other, change in further_runs(reasons, [*sizes]):
             add_run(other, change)
         if any(call.selects for run in runs for calls in run.values() for call in calls):
             add_run(size, DataChange.THINNED)
@@ -271,24 +283,6 @@ class OpaquePieces:
         with torch.set_grad_enabled(self.has_grad):
             thins = change is DataChange.THINNED
             return run_trial(self.model, args, kwargs, pieces, reseed=seed, thins=thins)
-
-
-def _further_runs(pieces: Iterable[Piece], sizes: list[int | None]) -> Iterator[tuple[int | None, DataChange]]:
-    """Yield batch size and change of data for the runs after the first, or the first two of different `sizes`."""
-    pieces, has_two = tuple(pieces), len(set(sizes)) > 1
-    if has_two:
-        sizes.append(_third_size(*sizes))
-        yield sizes[-1], DataChange.LIKELY
-    has_functions = any(piece.is_function for piece in pieces)
-    if pieces:
-        yield _WILD_SAMPLES if has_two and has_functions else sizes[0], DataChange.WILD
-    for other in dict.fromkeys(sizes) if has_functions else ():
-        yield other, DataChange.DRAWN
-
-
-def _third_size(size: int | None, other: int | None) -> int:
-    """Return a batch size in samples that is neither of the two."""
-    return next(third for third in (2, 3, 4) if third not in (size, other))
 
 
 def _reason_text(fault: TraceError) -> str:

@@ -78,11 +78,20 @@ class ResultSpec:
         return replace(self, leaves=tuple(leaf.with_gradient() for leaf in self.leaves))
 
 
-def are_comparable(first: Mapping[Piece, list[TrialCall]], second: Mapping[Piece, list[TrialCall]]) -> bool:
-    """Return whether two trial runs made the same calls, with results of the same types, and the same structure but for inner lists."""
+def are_comparable(
+    first: Mapping[Piece, list[TrialCall]], second: Mapping[Piece, list[TrialCall]], *, alike: bool = False
+) -> bool:
+    """Return whether two trial runs made the same calls, with results of the same types, and the same structure: but for inner lists,
+    if they need not be `alike`.
+    """
     pairs = [(first[piece], second[piece]) for piece in first]
     return all(
-        len(a) == len(b) and all(_common((x, y)) is not None for x, y in zip(a, b, strict=True)) for a, b in pairs
+        len(a) == len(b)
+        and all(
+            _common((x, y)) is not None and not (alike and x.structure != y.structure)
+            for x, y in zip(a, b, strict=True)
+        )
+        for a, b in pairs
     )
 
 

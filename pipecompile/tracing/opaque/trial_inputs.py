@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
 import torch
 
-__all__ = ["DataChange", "vary_input"]
+from pipecompile.tracing.model_pieces import Piece
+
+__all__ = ["DataChange", "further_runs", "vary_input"]
+
+_WILD_SAMPLES = 8
+"""Batch size in samples of the trial run on wild data: large enough that the number of rows that a mask selects is
+unlikely to equal the batch size by chance."""
 
 
 class DataChange(Enum):
@@ -59,3 +66,21 @@ def _drawn(leaf: torch.Tensor, copy: torch.Tensor, generator: torch.Generator) -
         values = torch.stack([values[0], (values[0] - 1).abs() if values.dtype != torch.bool else ~values[0]])
     chosen = torch.randint(len(values), copy.shape, generator=generator, device="cpu")
     return torch.take(values, chosen.to(values.device))
+
+
+def further_runs(pieces: Iterable[Piece], sizes: list[int | None]) -> Iterator[tuple[int | None, DataChange]]:
+    """Yield batch size and change of data for the runs after the first, or the first two of different `sizes`."""
+    pieces, has_two = tuple(pieces), len(set(sizes)) > 1
+    if has_two:
+        sizes.append(_third_size(*sizes))
+        yield sizes[-1], DataChange.LIKELY
+    has_functions = any(piece.is_function for piece in pieces)
+    if pieces:
+        yield _WILD_SAMPLES if has_two and has_functions else sizes[0], DataChange.WILD
+    for other in dict.fromkeys(sizes) if has_functions else ():
+        yield other, DataChange.DRAWN
+
+
+def _third_size(size: int | None, other: int | None) -> int:
+    """Return a batch size in samples that is neither of the two."""
+    return next(third for third in (2, 3, 4) if third not in (size, other))

@@ -10,7 +10,7 @@ an error that names the part, because what it reads would be a constant of the r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from pipecompile.batching.containers import ObjectLayout, Unread
@@ -19,7 +19,7 @@ from pipecompile.ir.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.user_source import caller
 
-__all__ = ["UnreadPart", "common_structure", "leaves_in"]
+__all__ = ["UnreadPart", "UnreadPartError", "common_structure", "leaves_in"]
 
 _KINDS: tuple[type, ...] = (list, tuple, dict, deque)
 _KEPT = frozenset(
@@ -28,6 +28,10 @@ _KEPT = frozenset(
     "__subclasshook__ __format__".split()
 )
 """Methods that every object has and that say nothing about its items."""
+
+
+class UnreadPartError(TraceError):
+    """The forward reads a part of which the recording knows its class alone."""
 
 
 class UnreadPart(Unread):
@@ -46,7 +50,7 @@ class UnreadPart(Unread):
     def refuse(self) -> NoReturn:
         """Raise TraceError: the user's present line reads the part."""
         why = f"{self.part}, of a part kept whole, has another length from run to run, and is read here"
-        raise TraceError(code="PC111", where=caller(), why=why)
+        raise UnreadPartError(code="PC111", where=caller(), why=why)
 
     def __copy__(self) -> UnreadPart:
         return self
@@ -64,16 +68,21 @@ def _unread_class(kind: type) -> type:
     return type(f"Unread{kind.__name__.capitalize()}", (UnreadPart, kind), dict.fromkeys(methods, _refuse))
 
 
-_NO_ITEM = object()
-"""The one item, for code in C that reads past the methods: no function of torch takes it, as one would take an empty list of sizes."""
-
 _CLASSES = {kind: _unread_class(kind) for kind in _KINDS}
 
 
 def _unread(kind: type, part: str) -> UnreadPart:
-    made: UnreadPart = _CLASSES[kind]({_NO_ITEM: _NO_ITEM} if kind is dict else [_NO_ITEM])
+    item = _item(lambda: made)
+    made: UnreadPart = _CLASSES[kind]({item: item} if kind is dict else [item])
     made.part = part
     return made
+
+
+def _item(part: Callable[[], UnreadPart]) -> Any:
+    """Return the one item of a part, for code in C that reads past its methods: every function of torch, such as `torch.cat`, refuses it.
+    Without an item, the part would be an empty list of sizes.
+    """
+    return type("_Item", (), {"__torch_function__": classmethod(lambda *_args, **_kwargs: part().refuse())})()
 
 
 def common_structure(structures: Sequence[pytree.TreeSpec]) -> pytree.TreeSpec | None:

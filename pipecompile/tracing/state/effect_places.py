@@ -22,10 +22,12 @@ MISSING: Any = object()
 
 
 def value_at(container: Any, key: Any) -> Any:
-    """Return the value at a key of a container, or the content of a variable; `MISSING` if there is none."""
+    """Return the value that is stored at a key of a container, or the content of a variable; `MISSING` if there is none."""
+    if isinstance(container, dict):
+        return dict.get(container, key, MISSING)  # not the user's own __getitem__ or __missing__
     try:
-        return container[key] if isinstance(container, (dict, list)) else container.cell_contents
-    except (KeyError, IndexError, ValueError):  # ValueError: an empty variable
+        return list.__getitem__(container, key) if isinstance(container, list) else container.cell_contents
+    except (IndexError, ValueError):  # ValueError: an empty variable
         return MISSING
 
 

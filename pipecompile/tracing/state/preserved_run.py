@@ -19,6 +19,7 @@ from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.ambient_modes import autocast_depth
+from pipecompile.tracing.container_items import items_in, refill
 from pipecompile.tracing.state.effect_nodes import effects_muted
 from pipecompile.tracing.state.function_state import globals_restored
 from pipecompile.tracing.state.muted_output import output_muted
@@ -112,15 +113,7 @@ def attributes_undo(module: nn.Module) -> Undo:
 
 def _contents(container: dict[Any, Any] | list[Any] | set[Any]) -> Undo:
     """Return a function that restores the contents of a container in place."""
-    if isinstance(container, list):
-        return partial(container.__setitem__, slice(None), list(container))
-    content = container.copy()
-
-    def undo() -> None:
-        container.clear()
-        container.update(content)
-
-    return undo
+    return partial(refill, container, items_in(container))
 
 
 def _flags(tensor: Tensor) -> Undo:

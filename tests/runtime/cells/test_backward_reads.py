@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -170,6 +171,35 @@ def test_a_backward_reads_what_its_own_forward_left(kind: type[nn.Module], optio
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-15)
     if kind is not SeedOfRegion:  # the order of draws is the schedule's
         torch.testing.assert_close(net[2].scale, left)
+
+
+class Lazy(OrderedDict[str, Any]):
+    """Imports its values when it is asked for them, and fails, as a table of models for which a library is missing."""
+
+    def __getitem__(self, key):
+        raise ImportError(key)
+
+    def items(self):
+        return [(key, self[key]) for key in self]
+
+
+class BesideLazyMapping(NumberOfFunction):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Lazy(first="somewhere")
+
+    def measured(self, x):
+        return float(x.abs().max()) if x.sum() > -1e9 and self.table else 0.0
+
+
+def test_items_of_a_lazy_mapping_are_not_asked_for():
+    x, net = torch.randn(2 * N, WIDTH, dtype=torch.float64), _net(BesideLazyMapping)
+    pipe = pc.compile(
+        net, 3, example_args=(x,), n_microbatches=N, loss_fn=_loss, cost="analytic", devices=["cpu"] * 3, dispatch="inline"
+    )  # fmt: skip
+    pipe.step(x)
+    for parameter, gradient in zip(net.parameters(), _eager(BesideLazyMapping, x, 1)[0], strict=True):
+        assert torch.equal(parameter.grad, gradient)
 
 
 def test_a_value_that_the_user_or_a_backward_has_put_there_is_left():

@@ -77,8 +77,36 @@ def test_reading_such_a_part_is_refused_where_it_is_read(use: str) -> None:
     assert use == "output" or "in Model.forward" in str(caught.value)
 
 
+class Images(nn.Module):
+    """Returns features as a list with an entry per sample inside a result, as vision-language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def features(self, x: torch.Tensor) -> Seen:
+        is_image = x.abs().sum(2) > 0
+        flat = self.first(x[is_image])
+        return Seen(list(flat.split(is_image.sum(1).tolist())), flat)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat(self.features(x).hidden).tanh()).mean()
+
+
+def test_a_list_with_an_entry_per_sample_is_read_in_a_recording_of_one_batch_size() -> None:
+    torch.manual_seed(0)
+    model, x = Images(), torch.randn(6, 2, 8)
+    graph = pc.trace(model, x[:4])
+    assert [guard.holds(4) for guard in graph.facts.guards] == [True]
+    assert torch.equal(graph(x[:4]), model(x[:4]))
+    pipe = pc.compile(
+        model, 2, example_args=(x,), n_microbatches=3, cost="analytic", devices=["cpu"] * 2, loss_fn=lambda loss: loss
+    )
+    torch.testing.assert_close(pipe.step(x), sum(model(part) for part in x.split(2)).detach() / 3)  # type: ignore[union-attr]
+
+
 def test_code_in_c_that_reads_past_the_methods_finds_no_tensors() -> None:
-    with pytest.raises(pc.TraceError, match=r"stack|Tensor"):
+    with pytest.raises(pc.TraceError, match="of a part kept whole, has another length"):
         pc.trace(Model("all"), torch.randn(4, 8))
 
 

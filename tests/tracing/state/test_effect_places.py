@@ -1,11 +1,11 @@
 """Places where effect nodes write: what a recomputation finds there, and what it leaves."""
 
-from collections import deque
+from collections import defaultdict, deque
 
 import pytest
 
 from pipecompile.tracing.state.container_routes import ContainerRoute
-from pipecompile.tracing.state.effect_places import EffectPlace, put_value, restored_places, value_at
+from pipecompile.tracing.state.effect_places import MISSING, EffectPlace, put_value, restored_places, value_at
 
 
 def test_a_counter_and_a_list_go_back_for_the_time_of_a_recomputation():
@@ -45,3 +45,9 @@ def test_the_content_of_a_variable_is_read_and_replaced():
     put_value(cell, "content", 2)
 
     assert (value_at(cell, "content"), variable()) == (2, 2)
+
+
+def test_a_key_that_is_missing_is_not_made():
+    counts: defaultdict[str, int] = defaultdict(int)
+    put_value(counts, "calls", 2)
+    assert (value_at(counts, "calls"), value_at(counts, "steps"), dict(counts)) == (2, MISSING, {"calls": 2})
