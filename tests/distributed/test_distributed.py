@@ -393,6 +393,11 @@ def test_statistics_are_those_of_the_whole_batch(run: RankRun, case: str) -> Non
     assert all(worst < 1e-14 for worst in run.of(case))
 
 
+def test_a_copied_pipeline_has_the_statistics_of_each_replica(run: RankRun) -> None:
+    """All replicas had those of the first, silently."""
+    assert run.of("copied") == [0.0] * WORLD
+
+
 @pytest.mark.parametrize("case", ["scaler", "scaler of parts"])
 def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(run: RankRun, case: str) -> None:
     for each in run.of(case):
