@@ -98,7 +98,7 @@ def copied() -> Any:
 
 CASES: dict[str, Callable[[], Any]] = {
     "deferred": deferred,
-    "copied": copied,
+    "statistics of a copy": copied,
     "synchronised": lambda: synchronised("1f1b", "never"),
     "synchronised, divided": lambda: synchronised("zb-h1", "always"),
 }
