@@ -196,8 +196,8 @@ def _scalar(loss: Any) -> torch.Tensor:
     Under `loss_parallel` of torch it is a DTensor, into whose backward no plain gradient goes.
     """
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        loss = whole_of(loss)
-        return loss if loss.dim() == 0 else loss.reshape(())
+        whole = whole_of(loss)
+        return whole if whole.dim() == 0 else whole.reshape(())
     is_tensor = isinstance(loss, torch.Tensor)
     what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
     hint = "loss_fn(output, target) must return the mean over its samples"
