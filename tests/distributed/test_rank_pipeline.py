@@ -100,12 +100,15 @@ def test_layers_may_return_dtensors() -> None:
         torch.testing.assert_close(whole_of(parameter.grad), other.grad, msg=name)
     graph = pipe._cache.latest.graph
     assert "built" not in [node.name for node in graph.graph.nodes]
+    assert graph.facts.batch_size is None
+    with torch.no_grad():  # rows of samples stay apart
+        torch.testing.assert_close(pipe(SAMPLES), eager(SAMPLES))
     assert [group[-1] for group in ties_of(graph).groups] == ["_2_2"]
 
 
 def test_a_loss_may_be_a_dtensor() -> None:
     """Its backward failed in `loss_parallel`, for want of a DTensor to begin with."""
-    eager, target = nn.Linear(4, 3), torch.arange(6) % 3
+    eager, target = nn.Linear(4, 3), torch.tensor([0, 1, 2, 0, -100, -100])
     model, mesh = copy.deepcopy(eager), init_device_mesh("cpu", (1, 1), mesh_dim_names=("pp", "tp"))
     parallelize_module(model, mesh["tp"], ColwiseParallel(use_local_output=False))
     pipe = compiled(model, ("pp", "tp"), loss_fn=cross_entropy)
