@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from pipecompile.batching.block_masks import function_shell, is_block_mask, is_of_mask
 from pipecompile.errors import InputError
@@ -47,7 +48,7 @@ class Unread:
 
 _BUILTIN_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _LEAF_TYPES = (torch.Tensor, nn.Module, type, ModuleType, FunctionType, str, bytes, int, float, complex, torch.Generator,
-           torch.dtype, torch.device, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool, type(None), torch.nn.utils.rnn.PackedSequence, Unread)  # fmt: skip
+           torch.dtype, torch.device, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool, type(None), torch.nn.utils.rnn.PackedSequence, DeviceMesh, Unread)  # fmt: skip
 _MAX_OBJECTS = 2000
 """Objects that a search for tensors visits before it gives up: a larger object is the program itself, not an argument."""
 

@@ -33,6 +33,7 @@ from pipecompile.distributed.messages.value_transport import GlooValues, ValueTr
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.stage_copies import check_loss, check_stateless
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
+from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_shares import COUNTED
 from pipecompile.errors import PipecompileError
 from pipecompile.graph.cross_sample import check_sync_batchnorm
@@ -66,6 +67,7 @@ class RankBackend:
         self.holds_model = False
         self._is_planned = False
         self.begins = True  # with the values that the model has: a copy of a pipeline has those of its ranks
+        self.has_values = False  # of a pipeline that was copied
         self.is_extra_loaded = False  # since the last recording: what a forward reads may be other than on other ranks
         self.shards = ShardedParameters(ranks.shard_mesh, communicator, ranks.shard_layout)
         group = ranks.replica_group
@@ -77,6 +79,11 @@ class RankBackend:
         self.has_home: Callable[[torch.Tensor], bool] = lambda _: True  # set by the pipeline
         self.new_parameters: list[nn.Parameter] = []  # that have a home since the last recording
         self.stale_values = StaleValues(self._elsewhere)
+
+    def continue_from(self, copied: CompileContext) -> None:
+        """Begin with the values that a pipeline has whose model was copied, if it is compiled: each replica has buffers of its own."""
+        self.begins = not copied.homes
+        self.has_values = not self.begins and copied.meta_init.is_done
 
     @property
     def is_planner(self) -> bool:
@@ -240,7 +247,8 @@ class RankBackend:
         """Broadcast this rank's parameters from the first copy of the pipeline, then shard them."""
         used = self._own((tensor for _, tensor in tensor_uses(graph, stages)), homes)
         model = () if self.model is None else (*self.model.parameters(), *self.model.buffers())
-        broadcast_from_first((used | self._own(model, homes)).values(), self.copies)
+        if not self.has_values:
+            broadcast_from_first((used | self._own(model, homes)).values(), self.copies)
         self.shards.shard(tensor for tensor in used.values() if isinstance(tensor, nn.Parameter))
 
     def _own(self, tensors: Iterable[torch.Tensor], homes: Homes) -> dict[int, torch.Tensor]:

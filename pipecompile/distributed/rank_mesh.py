@@ -196,4 +196,4 @@ def _group_along(mesh: DeviceMesh, names: tuple[str, ...]) -> dist.ProcessGroup 
     """Return the process group along one or several dimensions; None for no dimension."""
     if len(names) < 2:
         return mesh.get_group(names[0]) if names else None
-    return flattened(mesh[names], "pipecompile_" + "_".join(names)).get_group()
+    return flattened(mesh[names], "pipecompile_" + "_".join(names), mesh.mesh.flatten().tolist()).get_group()

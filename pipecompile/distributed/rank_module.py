@@ -65,7 +65,7 @@ class RankModule(Pipeline):
         self._backend.is_here = self._is_here
         self._backend.has_home = lambda tensor: self._cache.context.homes.find(tensor) is not None
         if copied is not None:
-            self._backend.begins = False
+            self._backend.continue_from(copied.context)
             self._cache.decision = copied.decision
             tensors = (chain(one.parameters(), one.buffers()) for one in (copied.model, model))
             self._cache.context.homes.take(copied.context.homes, zip(*tensors, strict=True))

@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.graph.row_order import by_sample, rows_each, word_of
+from pipecompile.torch_private.dtensors import is_redistribution
 from pipecompile.torch_private.modules import BatchNorm
 from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 from pipecompile.tracing.node_facts import value_of
@@ -130,8 +131,7 @@ def kept_apart(
     if None in sources.values():
         return False
     word = word_of(node).strip("_") if not word_of(node).endswith("__") else word_of(node)
-    if word == "getattr":
-        word = str(node.args[1])
+    word = str(node.args[1]) if word == "getattr" else word
     if word in RESHAPES:
         return len(sources) == 1 and by_sample(node, symbol, adjacent)
     if word in _MATRICES:
@@ -174,7 +174,7 @@ def _function_keeps(
     length: Any = values[0].shape[dims[0]]
     same_rows = rows == {rows_each(length.node.expr, symbol)}
     (first, dim), *others = sources.items()
-    if is_elementwise(word):
+    if is_elementwise(word) or is_redistribution(node.target):
         return aligned and same_rows
     if word in MOVES:
         return not others and same_rows

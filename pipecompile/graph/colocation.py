@@ -20,6 +20,7 @@ from itertools import pairwise
 import networkx as nx
 import torch
 from torch import fx, nn
+from torch.distributed.tensor import DTensor
 
 from pipecompile.graph.left_branches import anchored_branches
 from pipecompile.graph.tensor_settings import changed_tensors, tie_flags
@@ -113,19 +114,19 @@ def _place(node: fx.Node) -> str:
 
 
 def _tie_items(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
-    """Tie each node to the sources that are no tensors, since only tensors cross a cut.
+    """Tie each node to the sources that are no plain tensors, since only those cross a cut.
 
-    An item stays with its tuple, list, dict or object, and the user of a size that the data decide with the node that reads the size.
+    An item stays with its tuple, list, dict or object, and the user of a size that the data decide with the node that reads the size. A
+    DTensor is of a mesh whose ranks are those of its own stage.
     """
     made = set(nodes)
     for node in nodes:
-        for source in node.all_input_nodes:
-            if source in made and not isinstance(value_of(source), torch.Tensor):
-                _tie(
-                    ties,
-                    (source, node),
-                    f"{node.name} uses {source.name}, which is no tensor, and only tensors are sent",
-                )
+        for source in (one for one in node.all_input_nodes if one in made):
+            value = value_of(source)
+            if isinstance(value, DTensor) or not isinstance(value, torch.Tensor):
+                kind = "a DTensor" if isinstance(value, DTensor) else "no tensor"
+                why = f"{node.name} uses {source.name}, which is {kind}, and only plain tensors are sent"
+                _tie(ties, (source, node), why)
 
 
 def _tie_stateful_modules(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph[str]) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -30,9 +30,9 @@ from pipecompile.ir.progress import task
 from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
 from pipecompile.parameters.checkpoint_retention import abandon_later, remove_old
-from pipecompile.parameters.save_attendance import RankMissing, SaveAttendance, noted_save
-from pipecompile.parameters.saving_group import Savers, saving_group, saving_ranks
-from pipecompile.torch_private.process_groups import timeout_of
+from pipecompile.parameters.save_attendance import ABSENT, RankMissing, SaveAttendance, noted_save
+from pipecompile.parameters.saving_group import Savers, checked_group, saving_group, saving_ranks
+from pipecompile.torch_private.process_groups import device_types, group_of_some, timeout_of
 from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = ["save_checkpoint"]
@@ -42,29 +42,35 @@ _CUT_SHORT = ("unexpected pos", "failed writing", "No space left", "File too lar
 
 _SAVER = ThreadPoolExecutor(1, "pipecompile-checkpoint")
 """Writes asynchronous checkpoints one after the other; Python waits for them before it exits."""
-_groups: list[Any] = []
-"""The default group, and the group of the writing thread. Its own threads must not outlive the interpreter: they may hold tensors of Python,
-and the process aborts where such a thread is stopped. So the group goes at the exit, or when a save finds that the groups were destroyed.
+_groups: list[tuple[Any, Any, Any]] = []
+"""The default group, the group of the ranks that save, and the group of the writing thread. Its own threads must not outlive the interpreter:
+they may hold tensors of Python, and the process aborts where such a thread is stopped. So the groups go at the exit, or when a save finds
+that they were destroyed.
 """
 atexit.register(_groups.clear)
 
-_NUMBERS = count(1)
-"""Numbers of the saves of this process: all ranks save in the same order."""
-
+_NUMBERS: Counter[tuple[int, ...]] = Counter()
+"""Number of saves of this process, per ranks: these save in the same order."""
 
 _MOST_STEPS = 10**15
 """Steps of a training. The name of a folder has the number."""
 
 
 def save_checkpoint(
-    state: Mapping[str, Any], directory: str | Path, step: int, *, keep: int | None = None, asynchronous: bool = False
+    state: Mapping[str, Any],
+    directory: str | Path,
+    step: int,
+    *,
+    keep: int | None = None,
+    asynchronous: bool = False,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Future[Path]:
     """Save `state` as the checkpoint of `step` in `directory`; on ranks, all call it with their parts. Its result is the path.
 
     `keep` is the number of whole checkpoints to keep: older ones are removed when the new one is whole, which stays in any case. A
     `step` below those in `directory` is of a run that went back: `latest_checkpoint` returns no higher one any more, and they count as
     the oldest. With `asynchronous`, tensors are copied to the CPU now and written beside the next steps; `result()` waits, and raises
-    what the writing raised.
+    what the writing raised. For a pipeline on some of the ranks, `process_group=pipe.copies.group`: its ranks alone call it then.
     """
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise InputError(f"state={shown(state)} is no dictionary by names", hint='{"model": pipe.state_dict()}')
@@ -72,35 +78,46 @@ def save_checkpoint(
         raise InputError(f"asynchronous={shown(asynchronous)} is neither True nor False", hint="asynchronous=True")
     kept = None if keep is None else whole("keep", keep)
     path = file_path("directory", directory) / f"{whole('step', step, 0, _MOST_STEPS):08d}"
-    attendance = SaveAttendance(next(_NUMBERS)) if dist.is_initialized() else None
+    group = checked_group(process_group) or saving_group()
+    attendance = _attended(group) if dist.is_initialized() else None
     if not asynchronous:
         done: Future[Path] = Future()
         with task(f"saving {path}"), noted_save(str(path)):
-            done.set_result(_save(dict(state), path, kept, Savers.present(saving_group()), attendance))
+            done.set_result(_save(dict(state), path, kept, Savers.present(group), attendance))
         return done
     copy = tree_map_only(torch.Tensor, _copied, dict(state))
-    return _SAVER.submit(_told, copy, path, kept, Savers.present(_own_group(path, attendance)), attendance)
+    savers = Savers.present(_own_group(path, group, attendance))
+    return _SAVER.submit(_told, copy, path, kept, savers, attendance)
+
+
+def _attended(group: dist.ProcessGroup | None) -> SaveAttendance:
+    ranks = tuple(saving_ranks(group))
+    _NUMBERS[ranks] += 1
+    return SaveAttendance(_NUMBERS[ranks], ranks)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().cpu() if tensor.device.type == "cpu" else tensor.detach().cpu()
 
 
-def _own_group(path: Path, attendance: SaveAttendance | None) -> Any:
+def _own_group(path: Path, group: dist.ProcessGroup | None, attendance: SaveAttendance | None) -> Any:
     """Return a process group for the writing thread, so that its messages meet no others; None without ranks."""
     if attendance is None:
         return None
-    of = saving_group() or dist.group.WORLD
-    if not _groups or _groups[0][0] is not of:
-        ranks = saving_ranks() if saving_group() is not None else None  # ranks that are lost take no part
-        assert of is not None
-        is_part = ranks is not None
-        try:
-            own = dist.new_group(ranks, timeout_of(of), backend="gloo", use_local_synchronization=is_part)
-        except RuntimeError as error:
-            raise _unwritten(path, f"{attendance.missing()}: {error}", RankMissing) from error
-        _groups[:] = [(of, own)]
-    return _groups[0][1]
+    world = dist.group.WORLD
+    assert world is not None
+    _groups[:] = [one for one in _groups if one[0] is world]
+    if own := next((own for _, of, own in _groups if of is (group or world)), None):
+        return own
+    try:
+        if group is None:
+            own = dist.new_group(None, timeout_of(world), backend="gloo")
+        else:  # the others take no part
+            own = group_of_some(attendance.ranks, timeout_of(world))
+    except RuntimeError as error:
+        raise _unwritten(path, f"{attendance.missing()}: {error}", RankMissing) from error
+    _groups.append((world, group or world, own))
+    return own
 
 
 def _told(state: dict[str, Any], path: Path, *given: Any) -> Path:
@@ -195,7 +212,10 @@ def _check_alike(path: Path, savers: Savers | None) -> None:
 
 
 def _unwritten(path: Path, why: str, kind: type[InputError] = InputError) -> InputError:
-    return kind(f"the checkpoint {path} cannot be written", why=why, hint="the one before is as it was")
+    hint = "the one before is as it was"
+    if ABSENT in why:
+        hint += "; for a pipeline on some of the ranks, save_checkpoint(..., process_group=pipe.copies.group)"
+    return kind(f"the checkpoint {path} cannot be written", why=why, hint=hint)
 
 
 def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, savers: Savers | None) -> None:
@@ -214,7 +234,8 @@ def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, sav
         except OSError as error:
             cause, said = error, [str(error) if savers is None else f"rank {first}: {error}"]
     if savers is not None:
-        device = torch.device("cpu") if savers.group is not None else None
+        is_on_cpu = savers.group is not None and "cpu" in device_types(savers.group)
+        device = torch.device("cpu") if is_on_cpu else None
         dist.broadcast_object_list(said, first, savers.group, device=device)
     if said[0]:
         what = f"the checkpoint {path} cannot be written"

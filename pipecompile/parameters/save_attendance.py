@@ -17,13 +17,15 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from pipecompile.errors import InputError
 from pipecompile.parameters.process_identity import has_ended, identity, start_of_ranks
-from pipecompile.parameters.saving_group import saving_ranks
 from pipecompile.torch_private.process_groups import default_store
 
-__all__ = ["RankMissing", "SaveAttendance", "explain_by", "noted_save"]
+__all__ = ["ABSENT", "RankMissing", "SaveAttendance", "explain_by", "noted_save"]
 
 _PATIENCE = 1.0
 """Seconds that a rank waits for others to fail as well, before it names those that do not."""
+
+ABSENT = "did not come to it"
+"""What is said of ranks that have not begun the save."""
 
 
 class RankMissing(InputError):
@@ -68,12 +70,13 @@ def noted_save(path: str) -> Iterator[None]:
 
 
 class SaveAttendance:
-    """Save number `number` of this process, as one rank notes it in the store of `torch.distributed`."""
+    """Save number `number` of these ranks, as one of them notes it in the store of `torch.distributed`."""
 
-    def __init__(self, number: int) -> None:
-        self.store = PrefixStore(f"pipecompile/saving/{start_of_ranks()}/{number}", default_store())
-        self.rank = dist.get_rank()
-        self.others = [rank for rank in saving_ranks() if rank != self.rank]
+    def __init__(self, number: int, ranks: tuple[int, ...]) -> None:
+        members = "-".join(map(str, ranks))
+        self.store = PrefixStore(f"pipecompile/saving/{start_of_ranks()}/{members}/{number}", default_store())
+        self.ranks, self.rank = ranks, dist.get_rank()
+        self.others = [rank for rank in ranks if rank != self.rank]
         self.store.set(str(self.rank), identity())
 
     def missing(self) -> str:
@@ -106,7 +109,7 @@ class SaveAttendance:
         first = [rank for rank in absent if all(reports.waits_for(rank) is None for reports in _REPORTS)]
         if not awaited.isdisjoint(first):  # the others wait for these
             absent = first
-        return f"{_named(absent)} did not come to it" if absent else f"{_named(waiting)} did not answer"
+        return f"{_named(absent)} {ABSENT}" if absent else f"{_named(waiting)} did not answer"
 
     def _not_failed(self) -> list[int]:
         return [rank for rank in self.others if not self.store.check([f"failed/{rank}"])]

@@ -1,4 +1,4 @@
-"""The ranks that save a checkpoint together: all, or those that are left after others were lost."""
+"""The ranks that save a checkpoint together: those of a group, by default all, or those that are left after others were lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-__all__ = ["Savers", "save_among", "saving_group", "saving_ranks"]
+from pipecompile.errors import InputError
+from pipecompile.ir.shown_value import shown
+
+__all__ = ["Savers", "checked_group", "save_among", "saving_group", "saving_ranks"]
 
 _LEFT: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
 """The default group, and the group of the ranks that are left of it."""
@@ -23,9 +26,20 @@ def saving_group() -> dist.ProcessGroup | None:
     return _LEFT[0][1] if _LEFT and _LEFT[0][0] is dist.group.WORLD else None
 
 
-def saving_ranks() -> list[int]:
-    """Return the ranks that save."""
-    group = saving_group()
+def checked_group(group: object) -> dist.ProcessGroup | None:
+    """Return the process group that a caller gave. Raises InputError for another object, and on a rank that is not in it."""
+    if group is None:
+        return None
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        why, hint = f"rank {dist.get_rank()} is not in it", "save on the ranks of the group only"
+        raise InputError("process_group= is a group of other ranks", why=why, hint=hint)
+    if not isinstance(group, dist.ProcessGroup):
+        raise InputError(f"process_group={shown(group)} is no process group", hint="process_group=pipe.copies.group")
+    return group
+
+
+def saving_ranks(group: dist.ProcessGroup | None) -> list[int]:
+    """Return the ranks that save in a group; None is the default group."""
     return [*range(dist.get_world_size())] if group is None else dist.get_process_group_ranks(group)
 
 
@@ -44,7 +58,9 @@ class Savers:
     @classmethod
     def present(cls, group: dist.ProcessGroup | None) -> Savers | None:
         """Return the present ranks; None for a process that is no rank."""
-        return cls(tuple(saving_ranks()), dist.get_rank(), group, dist.group.WORLD) if dist.is_initialized() else None
+        return (
+            cls(tuple(saving_ranks(group)), dist.get_rank(), group, dist.group.WORLD) if dist.is_initialized() else None
+        )
 
     @property
     def number(self) -> int:

@@ -14,7 +14,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-__all__ = ["cut_further", "fitted", "gradient_of", "like", "local", "part_of", "set_part", "waited", "whole_of"]
+__all__ = [
+    "cut_further",
+    "fitted",
+    "gradient_of",
+    "is_redistribution",
+    "like",
+    "local",
+    "part_of",
+    "set_part",
+    "waited",
+    "whole_of",
+]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,6 +92,14 @@ def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole tensor, on every rank. A collective call: every rank must make it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def is_redistribution(target: object) -> bool:
+    """Return whether a function of autograd, or a recorded call of it, makes a DTensor of a local tensor, the other way round, or moves
+    the elements of one between ranks. 2.11.
+    """
+    function = getattr(target, "autograd_function", target)
+    return getattr(function, "__module__", "").startswith("torch.distributed.tensor.")
 
 
 def fitted(state: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:

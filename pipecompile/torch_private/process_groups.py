@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import Store, _get_default_store
+from torch.distributed.distributed_c10d import Store, _get_default_store, _world
 
 __all__ = [
     "close_connections",
@@ -18,11 +21,15 @@ __all__ = [
     "flattened",
     "gloo_backend",
     "gloo_group",
+    "group_of_some",
     "has_gloo_alone",
     "nccl_backend",
     "timeout_of",
     "without_timeout",
 ]
+
+_MADE: Counter[tuple[int, ...]] = Counter()
+"""Number of groups of some of the ranks that this process has made, per ranks: these make them in the same order."""
 
 
 def default_store() -> Store:
@@ -89,6 +96,34 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
     return timeout
 
 
-def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
-    """Return a mesh of one dimension, called `name`, over all ranks of `mesh`. 2.11."""
-    return mesh._flatten(name)
+def flattened(mesh: DeviceMesh, name: str, ranks: Sequence[int]) -> DeviceMesh:
+    """Return a mesh of one dimension, called `name`, over all ranks of `mesh`. `ranks` call this together. 2.11."""
+    with _numbered_apart(ranks):
+        return mesh._flatten(name)
+
+
+def group_of_some(ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
+    """Return a process group with gloo of some of the ranks, which call this together, and others do not. 2.11.
+
+    Raises RuntimeError if one does not come within the timeout.
+    """
+    with _numbered_apart(ranks):
+        group = dist.new_group([*ranks], timeout, backend="gloo", use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)  # this rank is one of them
+    return group
+
+
+@contextmanager
+def _numbered_apart(ranks: Sequence[int]) -> Iterator[None]:
+    """Number groups that are made in this context apart from those that all ranks make. 2.11.
+
+    Torch names a group by how many a rank has made. Where some ranks alone made one, all later groups have two names, and their ranks
+    wait for each other for ever.
+    """
+    _MADE[tuple(ranks)] += 1
+    text, before = f"{[*ranks]} {_MADE[tuple(ranks)]}", _world.group_count
+    _world.group_count = int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)
+    try:
+        yield
+    finally:
+        _world.group_count = before

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # 2.11; True for DTensor and its like
 
 __all__ = [
@@ -55,8 +56,11 @@ foreach_copy: Callable[..., Any] = torch._foreach_copy_
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a key of the memory that a strided tensor lives in; views share it. Valid while the tensor is alive. 2.11."""
-    key: int = tensor.untyped_storage()._cdata
+    """Return a key of the memory that a strided tensor lives in, of a DTensor its part; views share it. Valid while the tensor is alive.
+    2.11.
+    """
+    part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    key: int = part.untyped_storage()._cdata
     return key
 
 

@@ -80,8 +80,25 @@ def synchronised(schedule: str, checkpoint: str) -> Any:
     return max(map(abs, differences))
 
 
+def copied() -> Any:
+    """Return by how much the statistics of a copied pipeline differ from those of the pipeline, on each copy of the mesh, after a step of both."""
+    torch.manual_seed(8)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2)), torch.randn(8, 3)
+    mesh = pair_mesh()
+    options: dict[str, Any] = {"loss_fn": lambda y: y.pow(3).mean(), "batch_norm": "each", "cost": "analytic"}
+    pipe = pc.compile(model, 2, mesh=mesh, n_microbatches=2, **options)
+    part = x[:4] if mesh.get_local_rank("dp") == 0 else x[4:]
+    pipe.step(part)
+    other = copy.deepcopy(pipe)
+    for one in (pipe, other):
+        one.step(part)
+    buffers = dict(other.named_buffers())
+    return max(distance_of(value.double(), buffers[name]) for name, value in pipe.named_buffers())
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "deferred": deferred,
+    "statistics of a copy": copied,
     "synchronised": lambda: synchronised("1f1b", "never"),
     "synchronised, divided": lambda: synchronised("zb-h1", "always"),
 }

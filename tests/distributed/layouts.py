@@ -243,6 +243,27 @@ def resumed_in_other_layouts(make: Callable[[], Example]) -> Any:
     return result
 
 
+def saved_by_some() -> Any:
+    """Save a pipeline of the first two ranks without the others, and load it; then make a group of all ranks."""
+    mesh, found = pair_mesh()["pp"], list[Any]()
+    if dist.get_rank() < 2:
+        model, inputs = turned()
+        pipe = pc.compile(model, 2, example_kwargs=inputs, mesh=mesh, **OPTIONS)
+        optimizer, folder, group = adam(pipe), Path(os.environ["CASES_OUT"]) / "some", pipe.copies.group
+        step(pipe, optimizer, inputs)
+        for number in (1, 2, 3):
+            options: dict[str, Any] = {"keep": 2, "asynchronous": number == 2, "process_group": group}
+            pc.save_checkpoint(state(pipe, optimizer), folder, number, **options).result()
+        loss = step(pipe, optimizer, inputs)
+        entries = state(pipe, optimizer)
+        dcp.load(entries, checkpoint_id=pc.latest_checkpoint(folder), process_group=group)
+        pipe.load_state_dict(entries["model"])
+        pipe.load_optimizer_state_dict(optimizer, entries["optimizer"])
+        found = [sorted(path.name for path in folder.glob("0*")), step(pipe, optimizer, inputs) == loss]
+    dist.barrier(group=dist.new_group())
+    return found
+
+
 def _resumed_steps(
     model: nn.Module, inputs: dict[str, Any], n_stages: int, path: Path, save: Path | None = None, **where: Any
 ) -> list[float]:
@@ -267,6 +288,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "copied": copied,
     "uninitialised": uninitialised,
     "measured": measured,
+    "saved by some": saved_by_some,
     "resumed unet": lambda: resumed_in_other_layouts(unet),
     "resumed tied": lambda: resumed_in_other_layouts(LANGUAGE),
 }

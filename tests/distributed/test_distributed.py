@@ -428,6 +428,11 @@ def test_statistics_are_those_of_the_whole_batch(run: RankRun, case: str) -> Non
     assert all(worst < 1e-14 for worst in run.of(case))
 
 
+def test_a_copied_pipeline_has_the_statistics_of_each_replica(run: RankRun) -> None:
+    """All replicas had those of the first, silently."""
+    assert run.of("statistics of a copy") == [0.0] * WORLD
+
+
 @pytest.mark.parametrize("case", ["scaler", "scaler of parts"])
 def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(run: RankRun, case: str) -> None:
     for each in run.of(case):
@@ -478,6 +483,13 @@ def test_all_ranks_name_the_tensors_without_values(run: RankRun) -> None:
         assert "and 9 more" in message
     for message in run.of("measured"):
         assert "only real tensors can be measured" in message
+
+
+def test_a_pipeline_on_some_of_the_ranks_saves_without_the_others(run: RankRun) -> None:
+    """The save waited for all ranks; and groups that some ranks made let later ones of all wait for ever."""
+    first, second, *others = run.of("saved by some")
+    assert first == second == [["00000002", "00000003"], True]
+    assert others == [[], []]
 
 
 @pytest.mark.parametrize("case", ["resumed unet", "resumed tied"])

@@ -11,11 +11,22 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy
 
 import pipecompile as pc
 from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.errors import InputError, RunError
+from pipecompile.graph.colocation import ties_of
+from pipecompile.torch_private.dtensors import whole_of
 from tests.runtime.test_failed_backward import Spoilt, place
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -54,6 +65,60 @@ def compiled(model: nn.Module, names: Sequence[str] = ("pp",), **options: Any) -
 def layers() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+class Scaled(nn.Module):
+    """A parameter of its own, which becomes a DTensor, times what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+def test_layers_may_return_dtensors() -> None:
+    """Such a result, and a parameter in a module of the user's own, was recorded as a constant, with fake tensors in it, which a step
+    computed with. A mesh was taken apart into its tensors, which differ between ranks. They stay in a stage: a mesh is of its ranks.
+    """
+    block = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+    eager = nn.Sequential(nn.LayerNorm(4), Scaled(), block, nn.Tanh(), nn.Linear(4, 4))
+    model, mesh = copy.deepcopy(eager), init_device_mesh("cpu", (1, 1), mesh_dim_names=("pp", "tp"))
+    plan = {
+        "0": SequenceParallel(),
+        "1": SequenceParallel(),
+        "2": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "2.0": ColwiseParallel(use_local_output=False),
+        "2.2": RowwiseParallel(),
+    }
+    pipe = compiled(parallelize_module(model, mesh["tp"], plan), ("pp", "tp"))
+    expected = eager(SAMPLES).square().mean()
+    expected.backward()
+    torch.testing.assert_close(pipe.step(SAMPLES), expected.detach())
+    for (name, parameter), other in zip(pipe.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(whole_of(parameter.grad), other.grad, msg=name)
+    graph = pipe._cache.latest.graph
+    assert "built" not in [node.name for node in graph.graph.nodes]
+    assert graph.facts.batch_size is None
+    with torch.no_grad():  # rows of samples stay apart
+        torch.testing.assert_close(pipe(SAMPLES), eager(SAMPLES))
+    assert [group[-1] for group in ties_of(graph).groups] == ["_2_2"]
+
+
+def test_a_loss_may_be_a_dtensor() -> None:
+    """Its backward failed in `loss_parallel`, for want of a DTensor to begin with."""
+    eager, target = nn.Linear(4, 3), torch.tensor([0, 1, 2, 0, -100, -100])
+    model, mesh = copy.deepcopy(eager), init_device_mesh("cpu", (1, 1), mesh_dim_names=("pp", "tp"))
+    parallelize_module(model, mesh["tp"], ColwiseParallel(use_local_output=False))
+    pipe = compiled(model, ("pp", "tp"), loss_fn=cross_entropy)
+    with loss_parallel():
+        loss = pipe.step(SAMPLES, target=target)
+    expected = cross_entropy(eager(SAMPLES), target)
+    expected.backward()
+    assert type(loss) is torch.Tensor
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(model.weight.grad.full_tensor(), eager.weight.grad)
 
 
 def test_a_step_has_the_loss_and_gradients_of_eager() -> None:

@@ -16,8 +16,7 @@ def attendance(monkeypatch: pytest.MonkeyPatch, store: HashStore, rank: int) -> 
     monkeypatch.setattr(save_attendance, "_REPORTS", set())
     monkeypatch.setattr(save_attendance, "default_store", lambda: store)
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-    return SaveAttendance(1)
+    return SaveAttendance(1, (0, 1, 2))
 
 
 def test_ranks_that_did_not_come_or_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from pipecompile.torch_private.dtensors import (
     cut_further,
     fitted,
     gradient_of,
+    is_redistribution,
     like,
     local,
     part_of,
@@ -98,3 +99,10 @@ def test_the_result_of_a_collective_under_way_becomes_a_plain_tensor() -> None:
     assert type(waited(result)) is torch.Tensor
     assert torch.equal(waited(result), torch.ones(3))
     assert waited(x := torch.ones(2)) is x
+
+
+def test_functions_between_local_tensors_and_dtensors_are_recognised(mesh: DeviceMesh) -> None:
+    x = DTensor.from_local(torch.ones(4, requires_grad=True), mesh).redistribute(placements=[Replicate()]).to_local()
+    assert is_redistribution(x.grad_fn._forward_cls)
+    assert not is_redistribution(torch.autograd.Function)
+    assert not is_redistribution(None)

@@ -50,8 +50,8 @@ def test_the_timeout_is_that_of_the_process_group() -> None:
 
 def test_a_mesh_of_two_dimensions_is_flattened() -> None:
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "fsdp"))
-    assert flattened(mesh, "all").mesh.tolist() == [0]
-    assert torch.distributed.get_world_size(flattened(mesh, "all").get_group()) == 1
+    assert flattened(mesh, "all", [0]).mesh.tolist() == [0]
+    assert torch.distributed.get_world_size(flattened(mesh, "all", [0]).get_group()) == 1
 
 
 def test_a_group_without_cpu_tensors_has_a_timeout(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Process groups of ranks that are left after others were lost. Those that are lost take no part in the making.
 
     ranks 0, 1, 2, 3     the default group     a collective waits for ranks 2 and 3 for ever
-    ranks 0, 1           a group of ours       with `use_local_synchronization`, its own ranks alone make it
+    ranks 0, 1           a group of ours       its own ranks alone make it
 
 A process keeps them: two pipelines that lose the same copy have one group.
 """
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from pipecompile.errors import InputError
 from pipecompile.parameters.saving_group import save_among
+from pipecompile.torch_private.process_groups import group_of_some
 
 __all__ = ["left_group", "lost_ranks", "note_lost", "open_left_group", "require_present"]
 
@@ -37,10 +38,7 @@ def open_left_group(ranks: tuple[int, ...], timeout: float) -> dist.ProcessGroup
     """Return a group of these ranks, which call this together. Raises RuntimeError if one does not come within `timeout` seconds."""
     _follow_world()
     if ranks not in _GROUPS:
-        limit = timedelta(seconds=timeout)
-        group = dist.new_group([*ranks], limit, backend="gloo", use_local_synchronization=True)
-        assert isinstance(group, dist.ProcessGroup)  # this rank is one of them
-        _GROUPS[ranks] = group
+        _GROUPS[ranks] = group_of_some(ranks, timedelta(seconds=timeout))
     return _GROUPS[ranks]
 
 

@@ -74,10 +74,11 @@ class FailureGuard:
         return self._broken
 
     def _lost_beside(self, error: BaseException) -> RankLost | None:
-        """Return the loss of the rank that broke a connection in a collective of torch's own, such as those of DTensors; None for other
-        errors, and where no rank is known to have failed.
+        """Return the loss of the rank that broke a connection in a collective of torch's own, such as those of DTensors, also in a layer
+        of a stage; None for other errors, and where no rank is known to have failed.
         """
-        if not (isinstance(error, RuntimeError) and _CONNECTION in str(error)):
+        first = error.__cause__ if isinstance(error, RunError) else error
+        if not (isinstance(first, RuntimeError) and _CONNECTION in str(first)):
             return None
         try:
             await_report(self._look_for_lost, PATIENCE)

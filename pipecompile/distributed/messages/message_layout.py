@@ -17,6 +17,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from pipecompile.errors import PlanError
 from pipecompile.torch_private.dtensors import waited
@@ -136,8 +137,14 @@ def _is_plain(value: Any) -> bool:
 def _pickled(value: Any) -> torch.Tensor:
     """Return the bytes of a value whose tensors are without their graph and on the CPU: the receiver has another accelerator.
 
-    Raises PlanError for a value that cannot be pickled, as a DTensor, whose mesh has other ranks than the receiver's.
+    Raises PlanError for a value that cannot be pickled, and for a DTensor, whose mesh has other ranks than the receiver's.
     """
+    if any(isinstance(tensor, DTensor) for tensor in _tensors_in(value)):
+        raise PlanError(
+            "a DTensor cannot go to another rank",
+            why="its mesh is that of the ranks with its stage",
+            hint="use_local_output=True with output_layouts=Replicate() for the layer that returns it; pipe.step takes such an output",
+        )
     requires_grad = [tensor.requires_grad for tensor in _tensors_in(value)]
     content = tree_map_only(torch.Tensor, lambda tensor: waited(tensor).detach().cpu(), value)
     try:

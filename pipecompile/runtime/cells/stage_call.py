@@ -27,6 +27,7 @@ from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.runtime.cells.loss_gradients import LossGradients
 from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.torch_private import pytree
+from pipecompile.torch_private.dtensors import whole_of
 from pipecompile.torch_private.modules import has_any_global_hook, hook_tables_of, is_compiled
 from pipecompile.tracing.state.change_log import writes_noted
 
@@ -190,9 +191,13 @@ def _described(value: Any) -> str:
 
 
 def _scalar(loss: Any) -> torch.Tensor:
-    """Return the loss without dimensions. Raise InputError if it has not exactly one element."""
+    """Return the loss as a plain tensor without dimensions. Raise InputError if it has not exactly one element.
+
+    Under `loss_parallel` of torch it is a DTensor, into whose backward no plain gradient goes.
+    """
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss if loss.dim() == 0 else loss.reshape(())
+        whole = whole_of(loss)
+        return whole if whole.dim() == 0 else whole.reshape(())
     is_tensor = isinstance(loss, torch.Tensor)
     what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
     hint = "loss_fn(output, target) must return the mean over its samples"

@@ -154,12 +154,12 @@ class ValueNodes:
 
     def with_fakes(self, structure: Any) -> Any:
         """Return the structure with fake tensors in place of real ones, which are constants outside the model's tables."""
-        if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(structure)):
+        if all(isinstance(tensor, FakeTensor) or self.has_node_for(tensor) for tensor in tensors_in(structure)):
             return structure
         return pytree.tree_map_only(torch.Tensor, self._fake_of, structure)
 
     def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, FakeTensor) or self.has_node_for(tensor):  # a DTensor is no FakeTensor, but has one
             return tensor
         twin = self.twins.of(tensor)
         self._owned.setdefault(id(twin), (None, tensor))

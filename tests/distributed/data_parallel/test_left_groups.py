@@ -50,4 +50,4 @@ def test_the_ranks_that_are_left_save(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     note_lost({1: "rank 1 was killed"})
     assert saving_group.saving_group() is group
-    assert saving_group.saving_ranks() == [0]
+    assert saving_group.saving_ranks(group) == [0]

@@ -64,6 +64,15 @@ def test_a_broken_connection_of_torch_is_the_failure_of_the_rank_that_broke_it(
     assert report.rank == 1
 
 
+def test_a_broken_connection_in_a_layer_of_a_stage_is_the_failure_of_the_rank_that_broke_it() -> None:
+    """A rank of `tp` blamed itself for the collective that another one had left."""
+    store = HashStore()
+    (own, _), (other, _) = guard_of(store, 0), guard_of(store, 1)
+    other.board.post_failure(FailureReport(1, "ValueError: bad data"))
+    with pytest.raises(RunError, match="rank 1 failed: ValueError: bad data"), own.guarded():
+        raise RunError("stage 0 failed in forward", stage=0, microbatch=0) from BROKEN
+
+
 def test_a_broken_connection_is_the_own_failure_where_no_other_rank_has_failed() -> None:
     guard, _ = guard_of(HashStore(), 0)
     with pytest.raises(RuntimeError, match="closed by peer"), guard.guarded():

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from pipecompile.distributed.messages.message_layout import (
     HEADER_LENGTH,
@@ -160,3 +163,14 @@ def test_the_layout_of_none_fits_only_none() -> None:
 def test_checksums_of_names_differ() -> None:
     names = [f"{value}#{m}" for value in ("h", "h'1", "loss") for m in range(50)]
     assert len({name_checksum(name) for name in names}) == len(names)
+
+
+def test_a_dtensor_is_refused() -> None:
+    """Torch pickles it with the mesh of the sender, in which the receiver found no process group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        made = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)))
+        with pytest.raises(PlanError, match="a DTensor cannot go to another rank"):
+            encode([made])
+    finally:
+        dist.destroy_process_group()
