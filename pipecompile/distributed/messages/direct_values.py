@@ -39,8 +39,9 @@ __all__ = ["DirectValues"]
 class DirectValues:
     """The `ValueTransport` of ranks on GPUs. A send or receive is launched on the current stream, which goes on when it is over.
 
-    `pending` are the messages that this host has launched and not seen ended: peer, name, work. `announcements` are headers
-    under way, with the memory that they are sent from.
+    `pending` are the messages that this host has launched and not seen ended: peer, name, event behind it. A work of NCCL holds its
+    tensor as long as it lives, so none is kept: the memory of a message is free for the next one of the step. `events` are those of
+    earlier steps, to be recorded again. `announcements` are headers under way, with the memory that they are sent from.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -51,7 +52,8 @@ class DirectValues:
         self.tables: dict[int, dict[Hashable, MessageLayout]] = {}
         self.layouts: dict[Hashable, MessageLayout] = {}
         self.is_checked = self.is_launching = False
-        self.pending: deque[tuple[int, str, dist.Work]] = deque()
+        self.pending: deque[tuple[int, str, torch.Event]] = deque()
+        self.events: list[torch.Event] = []
         self.announcements: deque[tuple[int, str, dist.Work]] = deque()
         communicator.breakers.append(self.abort)
         watch(self)
@@ -172,7 +174,8 @@ class DirectValues:
             self.communicator.wait(peer, work, name)
         else:
             work.wait()
-            self.pending.append((peer, name, work))
+            stream = torch.accelerator.current_stream(self.device)
+            self.pending.append((peer, name, stream.record_event(self.events.pop() if self.events else None)))
 
     def finish(self) -> None:
         while self.announcements:
@@ -180,8 +183,9 @@ class DirectValues:
             with self._connected(peer, ""):
                 self.communicator.wait(peer, work, name)
         while self.pending:
-            peer, name, work = self.pending.popleft()
-            self.communicator.poll(peer, name, work.is_completed)
+            peer, name, event = self.pending.popleft()
+            self.communicator.poll(peer, name, event.query)
+            self.events.append(event)
         self.is_launching = False
         self.communicator.check_verdict()
         self.communicator.flush()
