@@ -23,6 +23,7 @@ from pipecompile.graph.stages import Stage
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables, is_joint_hook
+from pipecompile.torch_private.recurrent_layers import flatten_weights
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -147,4 +148,5 @@ def place_on_ranks(
         if home != memory and (memory, id(tensor)) not in copies:
             assert isinstance(home, int)
             copies[memory, id(tensor)] = TiedCopy(f"tied {len(copies)}", tensor, home, memory)
+    flatten_weights(one for stage in stages if placement[stage.index] == here for one in stage.module.modules())
     return TiedCopies(tuple(copies.values()), values, here)

@@ -22,6 +22,7 @@ from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule, Mirrors
 from pipecompile.parameters.uninitialized import UninitializedTensors
 from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.modules import buffers_of, parameters_of
+from pipecompile.torch_private.recurrent_layers import flatten_weights
 
 __all__ = ["Homes", "move_model", "place_stages", "tensor_uses"]
 
@@ -42,6 +43,7 @@ def move_model(model: nn.Module, device: torch.device) -> Callable[[], None]:
             if not tensor.is_meta and tensor.device != device:
                 here, tensor.data = tensor.device, tensor.data.to(device)
                 moved.append((tensor, here))
+        flatten_weights(model.modules())
     except torch.OutOfMemoryError:
         move_back()
         raise
@@ -157,6 +159,9 @@ def place_stages(
                     homes.move(tensor, device)
                 elif (memory, id(tensor)) not in mirrors:
                     mirrors[memory, id(tensor)] = Mirror.of(tensor, device)
+        for stage in stages:
+            with _fitting(stage, stage_devices[stage.index], peaks):
+                flatten_weights(stage.module.modules())
     if mirrors:
         _bind_mirrors(stages, memories, mirrors, homes.lock)
     return Mirrors(tuple(mirrors.values()))

@@ -257,3 +257,23 @@ def test_a_tensor_that_is_not_where_it_was_placed_is_an_error() -> None:
     place_stages(made.graph, made.stages, here, memories, homes)
     with pytest.raises(pc.InputError, match="was moved to cpu after it was placed\n  where  stage 0, on cuda:0"):
         place_stages(made.graph, made.stages, [torch.device("cuda:0")] * 2, memories, homes)
+
+
+def test_the_weights_of_a_recurrent_layer_are_one_piece_of_memory_after_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is moved by itself. Before, every call on a GPU copied all of them together, and warned."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.lstm, self.down = nn.Linear(4, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.lstm(self.up(x))[0])
+
+    model, flattened = Recurrent(), list[nn.Module]()
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", lambda layer: flattened.append(layer))
+    pc.compile(model, 2, example_args=(torch.randn(4, 3, 4),), n_microbatches=2, devices=["cpu"] * 2, cost="analytic")
+    assert any(layer is model.lstm for layer in flattened)
+    flattened.clear()
+    move_model(model, torch.device("cpu"))
+    assert flattened == [model.lstm]
