@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from pipecompile.distributed.agreement.step_agreement import agree_on_step
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failures.board_watch import watch
 from pipecompile.distributed.failures.failure_report import RankLost
-from pipecompile.distributed.messages.direct_links import DirectLink, Pair, open_links
+from pipecompile.distributed.messages.direct_links import DirectLink, Pair, close_links, open_links
 from pipecompile.distributed.messages.layout_announcements import announce, announced
 from pipecompile.distributed.messages.message_layout import MessageLayout, PayloadKind, as_bytes, encode
 from pipecompile.distributed.messages.rank_streams import RankStreams
@@ -56,6 +57,7 @@ class DirectValues:
         self.events: list[torch.Event] = []
         self.announcements: deque[tuple[int, str, dist.Work]] = deque()
         communicator.breakers.append(self.abort)
+        finalize(self, close_links, self.links)
         watch(self)
 
     def connect(self, pairs: Iterable[Pair]) -> None:
@@ -193,8 +195,9 @@ class DirectValues:
     def abort(self) -> None:
         self.is_launching = False
         self.pending.clear()
-        links, self.links = self.links, {}
-        for link in links.values():
+        links = [*self.links.values()]
+        self.links.clear()
+        for link in links:
             link.abort()
 
 

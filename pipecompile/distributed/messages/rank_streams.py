@@ -17,7 +17,7 @@ from pipecompile.torch_private.accelerators import is_accelerator
 
 __all__ = ["RankStreams"]
 
-PATIENCE = 30.0
+PATIENCE = 10.0
 """Seconds in which the launches of a step that failed end, unless they wait for a collective that lacks a rank."""
 
 _POLL = 1e-3

@@ -250,6 +250,20 @@ def test_a_message_that_is_launched_does_not_hold_its_memory(monkeypatch: pytest
     assert memory() is None
 
 
+def test_links_are_closed_with_the_values_or_at_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(direct_values, "close_links", lambda links: closed.append(len(links)))
+
+    def run(communicator: ThreadCommunicator) -> None:
+        communicator.connect()
+        values = DirectValues(communicator)
+        values.connect([(0, 1), (1, 0)])
+        communicator.breakers.clear()
+
+    run_communicators(2, run)
+    assert closed == [2, 2]
+
+
 def test_a_failure_elsewhere_ends_what_is_launched_though_the_host_waits_for_no_message() -> None:
     """A cell that reads a number from its GPU waits there for a message that never comes: NCCL is to be aborted meanwhile."""
 
