@@ -36,18 +36,26 @@ def move_model(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
     def move_back() -> None:
         for tensor, home in moved:
-            tensor.data = tensor.data.to(home)
+            _put(tensor, home)
 
     try:
         for tensor in (*model.parameters(), *model.buffers()) if is_accelerator(device) else ():
             if not tensor.is_meta and tensor.device != device:
-                here, tensor.data = tensor.device, tensor.data.to(device)
+                here = tensor.device
+                _put(tensor, device)
                 moved.append((tensor, here))
         flatten_weights(model.modules())
     except torch.OutOfMemoryError:
         move_back()
         raise
     return move_back
+
+
+def _put(tensor: torch.Tensor, device: torch.device) -> None:
+    """Move a tensor to `device`, and its gradient with it, as `Module.to` does."""
+    tensor.data = tensor.data.to(device)
+    if tensor.is_leaf and tensor.grad is not None:
+        tensor.grad.data = tensor.grad.data.to(device)
 
 
 class Homes:
@@ -79,7 +87,8 @@ class Homes:
         if tensor.is_meta:
             self.uninitialized.add(tensor, device, is_copy=is_copy)
         elif tensor.device != device:
-            here, tensor.data = tensor.device, tensor.data.to(device)
+            here = tensor.device
+            _put(tensor, device)
             if self._moved is not None:
                 self._moved.append((tensor, here))
 
@@ -104,7 +113,7 @@ class Homes:
         except BaseException:
             self._homes = before
             for tensor, device in self._moved:
-                tensor.data = tensor.data.to(device)
+                _put(tensor, device)
             raise
         finally:
             self._moved = None

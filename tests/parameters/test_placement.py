@@ -232,6 +232,25 @@ def test_a_moved_tensor_on_meta_is_uninitialized_unless_it_is_a_copy() -> None:
     assert remaining[0] is own.layer.weight
 
 
+def test_a_gradient_moves_with_its_parameter_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, a model that had gradients failed at its first backward on a GPU: they were on another device."""
+    weight, homes = nn.Parameter(torch.zeros(2)), Homes()
+    weight.grad = torch.ones(2)
+    gradient, places = weight.grad, {torch.device("cpu", 1): 10.0, torch.device("cpu"): -10.0}
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: tensor + places[device])
+
+    def move_and_fail() -> None:
+        with homes.all_or_none():
+            homes.move(weight, torch.device("cpu", 1))
+            assert (weight.data.tolist(), gradient.tolist()) == ([10.0] * 2, [11.0] * 2)
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        move_and_fail()
+    assert (weight.data.tolist(), weight.grad.tolist()) == ([0.0] * 2, [1.0] * 2)
+    assert weight.grad is gradient
+
+
 def test_tensors_that_no_stage_uses_get_memory() -> None:
     with torch.device("meta"):
         model = OneLayer()
