@@ -85,10 +85,10 @@ def profiled_costs(
 class _RunCount:
     """The count of runs of nodes, for progress. After the first sweep the total is known, if `least` sweeps are enough.
 
-    `begin` is called before each sweep, with whether the sweep before was the warm-up.
+    `begin` is called before each sweep with its number; 0 is the warm-up.
     """
 
-    def __init__(self, work: Task, least: int, begin: Callable[[bool], None] | None = None) -> None:
+    def __init__(self, work: Task, least: int, begin: Callable[[int], None] | None = None) -> None:
         self.work, self.least, self.sweeps, self.begin = work, least, 0, begin
 
     def counted(self, clock: Clock) -> Clock:
@@ -104,7 +104,7 @@ class _RunCount:
         """Return the times of one sweep, after which the total is that of the sweeps to come."""
         before = self.work.done
         if self.begin is not None:
-            self.begin(self.sweeps == 1)
+            self.begin(self.sweeps)
         times = once()
         self.sweeps += 1
         left = (
@@ -202,16 +202,16 @@ class StreamClock:
     one before, in seconds.
 
     The stream is kept busy until all kernels are launched. On an empty stream, the time in which the host launches would count. Each
-    node waits for that long, so a launch of the warm-up, which loads kernels, is forgotten, as is a single pause of the host.
+    node waits for that long, so launches of the warm-up, which load kernels, do not count, and a pause of the host is forgotten.
     """
 
     def __init__(self, card: torch.device) -> None:
-        self.card, self.launching, self._longest = card, LAUNCH_SECONDS, LAUNCH_SECONDS
+        self.card, self.launching, self._longest, self._most = card, LAUNCH_SECONDS, LAUNCH_SECONDS, LONGEST_LAUNCH
 
-    def begin(self, is_warm: bool = False) -> None:
-        """Begin a sweep; `is_warm`: behind the warm-up."""
-        self.launching = LAUNCH_SECONDS if is_warm else self._longest
-        self._longest = LAUNCH_SECONDS
+    def begin(self, sweep: int) -> None:
+        """Begin a sweep by its number; 0 is the warm-up."""
+        self.launching = self._longest if sweep > 1 else LAUNCH_SECONDS
+        self._longest, self._most = LAUNCH_SECONDS, LONGEST_LAUNCH if sweep else LAUNCH_SECONDS
 
     def __call__(self, work: Callable[[], None]) -> float:
         with torch.accelerator.device_index(self.card.index):
@@ -221,7 +221,7 @@ class StreamClock:
             start.record()
             begun = perf_counter()
             work()
-            self._longest = max(self._longest, min(perf_counter() - begun, LONGEST_LAUNCH))
+            self._longest = max(self._longest, min(perf_counter() - begun, self._most))
             self.launching = max(self.launching, self._longest)
             end.record()
             end.synchronize()
