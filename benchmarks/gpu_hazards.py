@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,25 +79,40 @@ def gradients_are_those_of_eager(card: Card) -> Finding:
     return Finding(f"largest relative difference {worst:.1e}", worst < 1e-3)
 
 
-@PART.probe("no wait of the host in a step")
-def no_host_wait(card: Card) -> Finding:
+def waits_in_a_step(card: Card, where: torch.device) -> list[str]:
+    """Return the lines of one step at which the host waits for the card, with a target on `where`."""
     model = blocks(card.sizes(256, 16)).to(card.device)
     x, target = batch(card, card.sizes(256, 16))
-    pipe = piped(card, model, x)
+    target, pipe = target.to(where), piped(card, model, x)
     for _ in range(3):
         pipe.step(x, target=target)
     card.synchronize()
-    with synchronizations_raise(card):
+    with synchronizations_noted(card) as caught:
         pipe.step(x, target=target)
-    return Finding("none", True)
+    found = [one for one in caught if "called a synchronizing CUDA operation" in str(one.message)]
+    return [f"{Path(one.filename).name}:{one.lineno}" for one in found]
+
+
+@PART.probe("no wait of the host in a step")
+def no_host_wait(card: Card) -> Finding:
+    waits = waits_in_a_step(card, torch.device("cpu"))
+    return Finding(", ".join(waits) or "none", not waits)
+
+
+@PART.probe("one wait: labels on the card are counted")
+def one_host_wait(card: Card) -> Finding:
+    waits = waits_in_a_step(card, card.device)
+    return Finding(", ".join(waits) or "none", len(waits) <= 1)
 
 
 @contextmanager
-def synchronizations_raise(card: Card) -> Iterator[None]:
+def synchronizations_noted(card: Card) -> Iterator[list[warnings.WarningMessage]]:
     if not card.dry:
-        torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("warn")
     try:
-        yield
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield caught
     finally:
         if not card.dry:
             torch.cuda.set_sync_debug_mode("default")

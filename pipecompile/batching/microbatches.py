@@ -269,4 +269,4 @@ def scaled_gradients(gradients: torch.Tensor, scaler: torch.amp.GradScaler, devi
     if isinstance(scaler, type) or not callable(getattr(scaler, "scale", None)):
         raise InputError(f"scaler={shown(scaler)} is no GradScaler", hint='scaler=torch.amp.GradScaler("cuda")')
     with torch.inference_mode(False), torch.no_grad():
-        return scaler.scale(gradients.double().to(device))
+        return scaler.scale(gradients.double().to(device, non_blocking=True))

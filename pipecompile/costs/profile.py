@@ -62,8 +62,9 @@ def profiled_costs(
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
     contents = [tensor for tensor in state_tensors(graph) if not isinstance(tensor, nn.Parameter)]
     sources = random_sources(drawn_generators(graph, graph.graph.nodes) + generators_among(inputs))
-    runs = _RunCount(work or Task(""), repeats.least)
-    clock = runs.counted(_clock(tensors))
+    measured = _clock(tensors)
+    runs = _RunCount(work or Task(""), repeats.least, measured.begin if isinstance(measured, StreamClock) else None)
+    clock = runs.counted(measured)
     with untouched(graph), preserved(contents), random_states_restored(sources):
         visits = walk(graph, inputs, _first)
         with preserved(tensor for visit in visits.values() for tensor in visit.reading.written):
@@ -82,10 +83,13 @@ def profiled_costs(
 
 
 class _RunCount:
-    """The count of runs of nodes, for progress. After the first sweep the total is known, if `least` sweeps are enough."""
+    """The count of runs of nodes, for progress. After the first sweep the total is known, if `least` sweeps are enough.
 
-    def __init__(self, work: Task, least: int) -> None:
-        self.work, self.least, self.sweeps = work, least, 0
+    `begin` is called before each sweep with its number; 0 is the warm-up.
+    """
+
+    def __init__(self, work: Task, least: int, begin: Callable[[int], None] | None = None) -> None:
+        self.work, self.least, self.sweeps, self.begin = work, least, 0, begin
 
     def counted(self, clock: Clock) -> Clock:
         """Return the clock; it counts its calls."""
@@ -99,6 +103,8 @@ class _RunCount:
     def of_sweep(self, once: Callable[[], dict[str, Seconds]]) -> dict[str, Seconds]:
         """Return the times of one sweep, after which the total is that of the sweeps to come."""
         before = self.work.done
+        if self.begin is not None:
+            self.begin(self.sweeps)
         times = once()
         self.sweeps += 1
         left = (
@@ -192,13 +198,20 @@ def _processor_time(work: Callable[[], None]) -> float:
 
 
 class StreamClock:
-    """A clock of a GPU, by events around the kernels of a function. `launching` is the largest time of a launch so far, in seconds.
+    """A clock of a GPU, by events around the kernels of a function. `launching` is the largest time of a launch in this sweep and the
+    one before, in seconds.
 
-    The stream is kept busy until all kernels are launched. On an empty stream, the time in which the host launches would count.
+    The stream is kept busy until all kernels are launched. On an empty stream, the time in which the host launches would count. Each
+    node waits for that long, so launches of the warm-up, which load kernels, do not count, and a pause of the host is forgotten.
     """
 
     def __init__(self, card: torch.device) -> None:
-        self.card, self.launching = card, LAUNCH_SECONDS
+        self.card, self.launching, self._longest, self._most = card, LAUNCH_SECONDS, LAUNCH_SECONDS, LONGEST_LAUNCH
+
+    def begin(self, sweep: int) -> None:
+        """Begin a sweep by its number; 0 is the warm-up."""
+        self.launching = self._longest if sweep > 1 else LAUNCH_SECONDS
+        self._longest, self._most = LAUNCH_SECONDS, LONGEST_LAUNCH if sweep else LAUNCH_SECONDS
 
     def __call__(self, work: Callable[[], None]) -> float:
         with torch.accelerator.device_index(self.card.index):
@@ -208,7 +221,8 @@ class StreamClock:
             start.record()
             begun = perf_counter()
             work()
-            self.launching = max(self.launching, min(perf_counter() - begun, LONGEST_LAUNCH))
+            self._longest = max(self._longest, min(perf_counter() - begun, self._most))
+            self.launching = max(self.launching, self._longest)
             end.record()
             end.synchronize()
             return float(start.elapsed_time(end)) / 1000

@@ -175,6 +175,8 @@ class RankExecutable(Executable):
 
     def finished(self, frame: Frame, *, threaded: bool = False) -> None:
         with self._blaming():
+            if self.inline.streams is not None:
+                self.inline.streams.join()
             super().finished(frame, threaded=threaded)
             self.values.finish()
 

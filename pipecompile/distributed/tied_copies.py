@@ -24,6 +24,7 @@ from pipecompile.ir.directions import Placement
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables, is_joint_hook
+from pipecompile.torch_private.recurrent_layers import flatten_weights
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
@@ -155,4 +156,6 @@ def place_on_ranks(
             if home != memory and (memory, id(tensor)) not in copies:
                 assert isinstance(home, int)
                 copies[memory, id(tensor)] = TiedCopy(f"tied {len(copies)}", tensor, home, memory)
+    own = {stage for placement in placements for stage, device_of in enumerate(placement) if device_of == here}
+    flatten_weights(one for stage in stages if stage.index in own for one in stage.module.modules())
     return TiedCopies(tuple(copies.values()), values, here, placements)

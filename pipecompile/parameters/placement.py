@@ -22,6 +22,7 @@ from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule, Mirrors
 from pipecompile.parameters.uninitialized import UninitializedTensors
 from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.modules import buffers_of, parameters_of
+from pipecompile.torch_private.recurrent_layers import flatten_weights
 
 __all__ = ["Homes", "move_model", "place_stages", "tensor_uses"]
 
@@ -35,17 +36,26 @@ def move_model(model: nn.Module, device: torch.device) -> Callable[[], None]:
 
     def move_back() -> None:
         for tensor, home in moved:
-            tensor.data = tensor.data.to(home)
+            _put(tensor, home)
 
     try:
         for tensor in (*model.parameters(), *model.buffers()) if is_accelerator(device) else ():
             if not tensor.is_meta and tensor.device != device:
-                here, tensor.data = tensor.device, tensor.data.to(device)
+                here = tensor.device
+                _put(tensor, device)
                 moved.append((tensor, here))
+        flatten_weights(model.modules())
     except torch.OutOfMemoryError:
         move_back()
         raise
     return move_back
+
+
+def _put(tensor: torch.Tensor, device: torch.device) -> None:
+    """Move a tensor to `device`, and its gradient with it, as `Module.to` does."""
+    tensor.data = tensor.data.to(device)
+    if tensor.is_leaf and tensor.grad is not None:
+        tensor.grad.data = tensor.grad.data.to(device)
 
 
 class Homes:
@@ -77,7 +87,8 @@ class Homes:
         if tensor.is_meta:
             self.uninitialized.add(tensor, device, is_copy=is_copy)
         elif tensor.device != device:
-            here, tensor.data = tensor.device, tensor.data.to(device)
+            here = tensor.device
+            _put(tensor, device)
             if self._moved is not None:
                 self._moved.append((tensor, here))
 
@@ -102,7 +113,7 @@ class Homes:
         except BaseException:
             self._homes = before
             for tensor, device in self._moved:
-                tensor.data = tensor.data.to(device)
+                _put(tensor, device)
             raise
         finally:
             self._moved = None
@@ -157,6 +168,9 @@ def place_stages(
                     homes.move(tensor, device)
                 elif (memory, id(tensor)) not in mirrors:
                     mirrors[memory, id(tensor)] = Mirror.of(tensor, device)
+        for stage in stages:
+            with _fitting(stage, stage_devices[stage.index], peaks):
+                flatten_weights(stage.module.modules())
     if mirrors:
         _bind_mirrors(stages, memories, mirrors, homes.lock)
     return Mirrors(tuple(mirrors.values()))

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from pipecompile.ir.directions import Placement
+from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.recurrent_layers import noted_weights
 from pipecompile.torch_private.storages import version_of
 
@@ -56,7 +57,7 @@ class Mirror:
         if gradient is not None:
             torch.autograd.backward((self.home,), (gradient.to(self.home.device),))
         if not isinstance(self.home, nn.Parameter) or version_of(self.copy) != self.version:
-            self.home.data.copy_(self.copy.data, non_blocking=True)
+            self.home.data.copy_(self.copy.data, non_blocking=is_accelerator(self.home.device))
 
 
 @dataclass(eq=False)

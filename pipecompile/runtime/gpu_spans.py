@@ -32,8 +32,9 @@ class GpuMoment:
 
     @property
     def seconds(self) -> float:
-        """The moment on the clock of the host. Waits for the event."""
+        """The moment on the clock of the host. Waits for the event, and for the origin: torch gives a stream to several users."""
         self.event.synchronize()
+        self.origin.synchronize()
         return self.begun + float(self.origin.elapsed_time(self.event)) / 1000
 
 

@@ -157,6 +157,7 @@ class PartitionStreams(DeviceStreams):
         for stream in self._lanes.values():
             for end in stream.ends if isinstance(stream, CopyStream) else (stream.stream,):  # type: ignore[attr-defined]
                 current.wait_stream(end)
+        super().join()
 
     def release(self, index: int) -> Callable[[torch.Tensor], None]:
         """Return a function after which the memory of a tensor, once free, is reused when the compute of part `index` is over."""

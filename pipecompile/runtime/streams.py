@@ -81,7 +81,7 @@ class Streams(Protocol):
         """Let copies launched from now on begin after what the devices compute now, and times count from now: before a run."""
 
     def join(self) -> None:
-        """Let what the caller launches from now on begin after the run: after a run that succeeded."""
+        """Let what the caller launches from now on begin after the run: after a run that succeeded, before its buffers are freed."""
 
     def finish(self) -> None:
         """Return when everything launched is over: after a run that failed."""
@@ -219,12 +219,15 @@ class DeviceStreams:
     def fork(self, frame: Frame) -> None:
         mark_origins(frame, self.devices)
         self._current = {one: torch.accelerator.current_stream(one) for one in self.devices if is_accelerator(one)}
+        DeviceStreams.join(self)
+
+    def join(self) -> None:
+        """Let copies wait for what the devices compute now, on the streams of the caller: the buffers that compute reads return to the
+        streams of the copies, and torch gives a stream to several users.
+        """
         for stream in self._lanes.values():
             if isinstance(stream, CopyStream):
                 stream.fork()
-
-    def join(self) -> None:
-        """Nothing to wait for: devices compute on the streams of the caller."""
 
     def release(self, index: int) -> Callable[[torch.Tensor], None]:
         """Return the release of memory that the compute of device `index` reads."""

@@ -61,10 +61,16 @@ class Upload(Link):
         if tensor.device == self.target:
             return tensor
         is_staged = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.nbytes > SMALL_BYTES
-        pinned = tensor.detach().pin_memory() if is_staged and not tensor.is_pinned() else tensor
+        pinned = _own_elements(tensor.detach()).pin_memory() if is_staged and not tensor.is_pinned() else tensor
         return _copied_leaf(pinned, lambda source: source.to(self.target, non_blocking=True)).requires_grad_(
             tensor.requires_grad
         )
+
+
+def _own_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose elements do not share memory, as those of an expanded one do: `pin_memory` cannot write such a copy."""
+    is_expanded = any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.contiguous() if is_expanded else tensor
 
 
 SMALL_BYTES = 1 << 16

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from pipecompile.torch_private.accelerators import accelerator_type
+from pipecompile.torch_private.accelerators import accelerator_type, is_accelerator
 from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = [
@@ -59,10 +59,14 @@ CYCLES_PER_SECOND = 2e9
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return an input or a target with its tensors on `device`, in nested containers too."""
+    """Return an input or a target with its tensors on `device`, in nested containers too.
+
+    The host waits for a copy to the CPU: without that, torch copies into page-locked memory, which is read before the copy is over.
+    """
+    is_queued = is_accelerator(device)
     if isinstance(value, torch.Tensor):
-        return value if value.device == device else value.to(device, non_blocking=True)
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
+        return value if value.device == device else value.to(device, non_blocking=is_queued)
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=is_queued), value)
 
 
 def requested_device(*args: Any, **kwargs: Any) -> torch.device | None:

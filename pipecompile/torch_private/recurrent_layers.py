@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-__all__ = ["WEIGHT_LISTS", "noted_weights"]
+__all__ = ["WEIGHT_LISTS", "flatten_weights", "noted_weights"]
 
 WEIGHT_LISTS = ("_flat_weights", "_flat_weight_refs")
 """Attributes of a recurrent layer that follow from its weights. A call with other weights writes them. 2.11."""
@@ -30,3 +30,13 @@ def noted_weights(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for module, references in before:
             module._flat_weight_refs = references
+
+
+def flatten_weights(modules: Iterable[nn.Module]) -> None:
+    """Copy the weights of each recurrent layer on a GPU into one piece of memory, as `Module.to` does. Others are left alone.
+
+    Where each weight has memory of its own, every call copies them all, with a warning.
+    """
+    for module in dict.fromkeys(modules):
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()

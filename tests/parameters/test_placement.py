@@ -232,6 +232,25 @@ def test_a_moved_tensor_on_meta_is_uninitialized_unless_it_is_a_copy() -> None:
     assert remaining[0] is own.layer.weight
 
 
+def test_a_gradient_moves_with_its_parameter_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, a model that had gradients failed at its first backward on a GPU: they were on another device."""
+    weight, homes = nn.Parameter(torch.zeros(2)), Homes()
+    weight.grad = torch.ones(2)
+    gradient, places = weight.grad, {torch.device("cpu", 1): 10.0, torch.device("cpu"): -10.0}
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: tensor + places[device])
+
+    def move_and_fail() -> None:
+        with homes.all_or_none():
+            homes.move(weight, torch.device("cpu", 1))
+            assert (weight.data.tolist(), gradient.tolist()) == ([10.0] * 2, [11.0] * 2)
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        move_and_fail()
+    assert (weight.data.tolist(), weight.grad.tolist()) == ([0.0] * 2, [1.0] * 2)
+    assert weight.grad is gradient
+
+
 def test_tensors_that_no_stage_uses_get_memory() -> None:
     with torch.device("meta"):
         model = OneLayer()
@@ -257,3 +276,23 @@ def test_a_tensor_that_is_not_where_it_was_placed_is_an_error() -> None:
     place_stages(made.graph, made.stages, here, memories, homes)
     with pytest.raises(pc.InputError, match="was moved to cpu after it was placed\n  where  stage 0, on cuda:0"):
         place_stages(made.graph, made.stages, [torch.device("cuda:0")] * 2, memories, homes)
+
+
+def test_the_weights_of_a_recurrent_layer_are_one_piece_of_memory_after_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is moved by itself. Before, every call on a GPU copied all of them together, and warned."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.lstm, self.down = nn.Linear(4, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.lstm(self.up(x))[0])
+
+    model, flattened = Recurrent(), list[nn.Module]()
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", lambda layer: flattened.append(layer))
+    pc.compile(model, 2, example_args=(torch.randn(4, 3, 4),), n_microbatches=2, devices=["cpu"] * 2, cost="analytic")
+    assert any(layer is model.lstm for layer in flattened)
+    flattened.clear()
+    move_model(model, torch.device("cpu"))
+    assert flattened == [model.lstm]

@@ -70,6 +70,7 @@ def test_spans_of_all_gpus_are_on_one_clock(monkeypatch: pytest.MonkeyPatch) -> 
     ], "GPU 0 was busy until 8 and GPU 1 until 6, when the second run began"
     events = [value for value in frame.events.values() if isinstance(value, (Event, tuple))]
     assert len(events) == 4, "the second run records the events of the first again"
+    assert all(event.waited for event in events if isinstance(event, Event)), "origins are over as well"
 
 
 def test_times_of_the_host_stay_as_they_are() -> None:

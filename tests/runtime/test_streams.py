@@ -93,6 +93,18 @@ def test_before_a_run_copies_wait_for_what_their_ends_compute(monkeypatch: pytes
     assert upload.ends[0].notes[-1] is event  # type: ignore[attr-defined]
 
 
+def test_after_a_run_copies_wait_for_what_reads_their_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffers are free then, on the streams of the copies. Torch has 32 streams, so a stream of the caller's may be one of these:
+    what the caller copied there was written over what the last cells read.
+    """
+    monkeypatch.setattr(torch, "Stream", Pretended)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda gpu: f"compute of {gpu}")
+    streams = DeviceStreams(GPUS)
+    between = streams.stream((0, 1))
+    streams.join()
+    assert [end.notes for end in between.ends] == [[f"compute of {gpu}" for gpu in GPUS]] * 2  # type: ignore[attr-defined]
+
+
 def test_memory_that_something_holds_is_reused_after_the_compute_alone() -> None:
     """A gradient that is a view of a received one becomes a `.grad`: before, its memory went back to the copies, which wait for nobody."""
     released: list[torch.Tensor] = []

@@ -67,6 +67,20 @@ def test_an_upload_goes_through_page_locked_memory(monkeypatch: pytest.MonkeyPat
     assert [one.device for one in sent["b"]] == [META] * 3
 
 
+def test_an_expanded_input_is_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions and masks are often expanded. Before, torch refused to write their copy, which has the same strides."""
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: False)
+    kept, turned = torch.zeros(1, 30000).expand(4, 30000), torch.zeros(200, 300).t()
+    sent = Upload(META).send([kept, turned])
+    assert [one.shape for one in sent] == [kept.shape, turned.shape]
+    assert sent[1].stride() == turned.stride()
+
+
 def test_an_input_that_is_there_already_is_not_kept() -> None:
     x = torch.ones(2, device=META)
     frame = Frame([None, None], [], arrivals={("x", False): [x, torch.ones(2)]})

@@ -25,6 +25,16 @@ def test_tensors_in_containers_are_moved_and_other_values_stay() -> None:
     assert moved["b"] is None
 
 
+def test_the_host_waits_for_a_copy_to_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, torch copied from a GPU into page-locked memory, and a stage on the CPU read it before the copy was over."""
+    queued: list[bool] = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda *_, non_blocking: queued.append(non_blocking))
+    for device in (CPU, torch.device("cuda:0")):
+        there = torch.ones(2, device=META)
+        to_device(there, device), to_device([there], device)
+    assert queued == [False, False, True, True]
+
+
 @pytest.mark.parametrize(("arguments", "device"), [(("cpu",), CPU), ((torch.float16,), None), ((torch.ones(1),), CPU)])
 def test_the_device_that_is_requested(arguments: tuple[object, ...], device: torch.device | None) -> None:
     assert requested_device(*arguments) == device

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.torch_private.recurrent_layers import noted_weights
+from pipecompile.torch_private.recurrent_layers import flatten_weights, noted_weights
 
 pytestmark = pytest.mark.smoke
 
@@ -26,3 +26,12 @@ def test_a_call_with_other_weights_does_not_note_them(kind: type[nn.RNNBase]) ->
         setattr(layer, name, weight)
     assert layer._flat_weight_refs == references
     assert torch.equal(layer(x)[0], expected)
+
+
+def test_recurrent_layers_are_flattened_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    flattened: list[nn.Module] = []
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", lambda layer: flattened.append(layer))
+    model = nn.ModuleList([nn.LSTM(2, 2), nn.Linear(2, 2), nn.GRU(2, 2)])
+    flattened.clear()  # those of the constructors
+    flatten_weights([*model.modules(), *model.modules()])
+    assert flattened == [model[0], model[2]]

@@ -19,6 +19,7 @@ from pipecompile.distributed.data_parallel.held_gradients import HeldGradients, 
 from pipecompile.distributed.data_parallel.sharded_parameters import ShardedParameters, weigh_in_place, weighed
 from pipecompile.distributed.failures.failure_report import Disagreement, StageDisagreement
 from pipecompile.errors import RunError
+from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.dtensors import gradient_of, like, local
 
 __all__ = ["GradientReduction", "LossOfBatch", "Parameters"]
@@ -170,7 +171,7 @@ class GradientReduction:
         gradients = [local(gradient_of(parameter)).reshape(-1) for parameter in parameters]
         held = [self._held.of(parameter) for parameter in parameters]
         is_there = [p.grad is not None or one is not None for p, one in zip(parameters, held, strict=True)]
-        has_gradient = torch.tensor(is_there, device="cpu").to(gradients[0])
+        has_gradient = to_device(torch.tensor(is_there, dtype=gradients[0].dtype, device="cpu"), gradients[0].device)
         flat = torch.cat([*gradients, has_gradient])
         weigh_in_place(flat[: -len(parameters)], self.share)
         sizes = [*map(len, gradients), len(parameters)]

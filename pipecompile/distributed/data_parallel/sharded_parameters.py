@@ -30,6 +30,7 @@ from pipecompile.distributed.data_parallel.held_gradients import HeldGradients, 
 from pipecompile.distributed.data_parallel.sharded_parameter import ShardedParameter, padded
 from pipecompile.errors import InputError
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables
+from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 
 __all__ = ["Gathering", "ShardedParameters"]
@@ -251,7 +252,7 @@ class ShardedParameters:
             one.whole.grad is not None or part is not None for one, part in zip(parameters, further, strict=True)
         ]
         columns = [one.rows(one.gradient, group.size) for one in parameters]
-        has_gradient = torch.tensor(is_there, device="cpu").to(columns[0])
+        has_gradient = to_device(torch.tensor(is_there, dtype=columns[0].dtype, device="cpu"), columns[0].device)
         rows = torch.cat([*columns, has_gradient.expand(group.size, -1)], 1)
         weigh_in_place(rows[:, : -len(parameters)], share)
         own = rows.split_with_sizes([*(one.width for one in parameters), len(parameters)], 1)

@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.torch_private.process_groups import gloo_backend, nccl_backend
 
-__all__ = ["BACKENDS", "LINK_NAME", "DirectLink", "Pair", "open_links"]
+__all__ = ["BACKENDS", "LINK_NAME", "DirectLink", "Pair", "close_links", "open_links"]
 
 Pair = tuple[int, int]
 """The sending and the receiving pipeline device of a link."""
@@ -75,6 +75,15 @@ class DirectLink:
                 1, dtype=torch.uint8, device="cpu"
             )  # gloo closes its connections when a receive times out
             self.backend.recv([part], self.peer, 1).wait(timedelta(milliseconds=1))  # type: ignore[attr-defined]
+
+
+def close_links(links: Mapping[Pair, DirectLink]) -> None:
+    """Abort the communicators of links of which no message is under way, before the process ends: else torch does so when CUDA may be gone,
+    with a warning of `destroy_process_group`, which does not know them. Gloo needs none of this.
+    """
+    for link in links.values():
+        if not isinstance(link.backend, dist.ProcessGroupGloo):
+            link.abort()
 
 
 def open_links(

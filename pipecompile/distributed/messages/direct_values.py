@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from pipecompile.distributed.agreement.step_agreement import agree_on_step
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failures.board_watch import watch
 from pipecompile.distributed.failures.failure_report import RankLost
-from pipecompile.distributed.messages.direct_links import DirectLink, Pair, open_links
+from pipecompile.distributed.messages.direct_links import DirectLink, Pair, close_links, open_links
 from pipecompile.distributed.messages.layout_announcements import announce, announced
 from pipecompile.distributed.messages.message_layout import MessageLayout, PayloadKind, as_bytes, encode
 from pipecompile.distributed.messages.rank_streams import RankStreams
@@ -40,8 +41,9 @@ __all__ = ["DirectValues"]
 class DirectValues:
     """The `ValueTransport` of ranks on GPUs. A send or receive is launched on the current stream, which goes on when it is over.
 
-    `pending` are the messages that this host has launched and not seen ended: peer, name, work. `announcements` are headers
-    under way, with the memory that they are sent from.
+    `pending` are the messages that this host has launched and not seen ended: peer, name, event behind it. A work of NCCL holds its
+    tensor as long as it lives, so none is kept: the memory of a message is free for the next one of the step. `events` are those of
+    earlier steps, to be recorded again. `announcements` are headers under way, with the memory that they are sent from.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -52,9 +54,11 @@ class DirectValues:
         self.tables: dict[int, dict[Hashable, MessageLayout]] = {}
         self.layouts: dict[Hashable, MessageLayout] = {}
         self.is_checked = self.is_launching = False
-        self.pending: deque[tuple[int, str, dist.Work]] = deque()
+        self.pending: deque[tuple[int, str, torch.Event]] = deque()
+        self.events: list[torch.Event] = []
         self.announcements: deque[tuple[int, str, dist.Work]] = deque()
         communicator.breakers.append(self.abort)
+        finalize(self, close_links, self.links)
         watch(self)
 
     def connect(self, pairs: Iterable[Pair]) -> None:
@@ -175,7 +179,8 @@ class DirectValues:
             self.communicator.wait(peer, work, name)
         else:
             work.wait()
-            self.pending.append((peer, name, work))
+            stream = torch.accelerator.current_stream(self.device)
+            self.pending.append((peer, name, stream.record_event(self.events.pop() if self.events else None)))
 
     def finish(self) -> None:
         while self.announcements:
@@ -183,8 +188,9 @@ class DirectValues:
             with self._connected(peer, ""):
                 self.communicator.wait(peer, work, name)
         while self.pending:
-            peer, name, work = self.pending.popleft()
-            self.communicator.poll(peer, name, work.is_completed)
+            peer, name, event = self.pending.popleft()
+            self.communicator.poll(peer, name, event.query)
+            self.events.append(event)
         self.is_launching = False
         self.communicator.check_verdict()
         self.communicator.flush()
@@ -192,8 +198,9 @@ class DirectValues:
     def abort(self) -> None:
         self.is_launching = False
         self.pending.clear()
-        links, self.links = self.links, {}
-        for link in links.values():
+        links = [*self.links.values()]
+        self.links.clear()
+        for link in links:
             link.abort()
 
 

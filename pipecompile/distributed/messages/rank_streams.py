@@ -7,6 +7,8 @@ from rank 1                     RECV v'1#0 ■         receives from rank 1, in 
 
 from __future__ import annotations
 
+from time import monotonic, sleep
+
 import torch
 
 from pipecompile.ir import HOST
@@ -14,6 +16,12 @@ from pipecompile.runtime.streams import CopyStream, DeviceStreams, HostStream, S
 from pipecompile.torch_private.accelerators import is_accelerator
 
 __all__ = ["RankStreams"]
+
+PATIENCE = 10.0
+"""Seconds in which the launches of a step that failed end, unless they wait for a collective that lacks a rank."""
+
+_POLL = 1e-3
+"""Seconds between two looks at a stream."""
 
 
 class RankStreams(DeviceStreams):
@@ -29,3 +37,15 @@ class RankStreams(DeviceStreams):
 
     def _copies(self, source: int, target: int) -> Stream:  # noqa: ARG002 both directions are copies on this device
         return CopyStream((self.device,)) if is_accelerator(self.device) else HostStream()
+
+    def finish(self) -> None:
+        """Return when the streams of this rank are idle, at the latest after PATIENCE seconds.
+
+        A wait for the whole device may have no end: a collective of layers, or of copies of the pipeline, that lacks a rank runs on.
+        """
+        ends = [end for stream in self._lanes.values() if isinstance(stream, CopyStream) for end in stream.ends]
+        if is_accelerator(self.device):
+            ends.append(torch.accelerator.current_stream(self.device))
+        limit = monotonic() + PATIENCE
+        while not all(end.query() for end in ends) and monotonic() < limit:
+            sleep(_POLL)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.autograd.graph import GradientEdge
 
+from pipecompile.torch_private.accelerators import is_accelerator
+
 __all__ = ["LeftGradients", "LeftTensor"]
 
 
@@ -36,7 +38,13 @@ class LeftGradients:
     leaves: list[torch.Tensor] = field(default_factory=list)
 
     def roots(self) -> Iterator[tuple[GradientEdge, torch.Tensor]]:
-        """Yield the edges of the tensors that the loss has read, with their gradients."""
+        """Yield the edges of the tensors that the loss has read, with their gradients.
+
+        These were made on the stream of the last stage. Their memory is free for it when this stage has read them, too.
+        """
         for one in self.left:
-            if one.edge is not None and one.leaf is not None and one.leaf.grad is not None:
-                yield one.edge, one.leaf.grad.to(one.values.device)
+            if one.edge is not None and one.leaf is not None and (gradient := one.leaf.grad) is not None:
+                device = one.values.device
+                if is_accelerator(device) and gradient.device == device:
+                    gradient.record_stream(torch.accelerator.current_stream(device))
+                yield one.edge, gradient.to(device)

@@ -84,6 +84,17 @@ def test_every_dtype_has_a_bucket() -> None:
     assert gradients(parameters) == [[2.0] * 2, [2.0] * 3, [2.0] * 5, [2.0] * 4]
 
 
+def test_a_bucket_starts_without_a_copy_that_the_host_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the host waited for its GPU at each bucket, in the middle of the row: the flags of the gradients went there by such a copy."""
+    replicas, group, parameters = pair()
+    with replicas.reduced(lambda: iter(parameters), samples=4):
+        add(parameters[0], 1.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "to", lambda *_, **how: how["non_blocking"])
+            replicas.reduce({id(parameters[0])})
+    assert group.started[0] == 2 + 1
+
+
 def test_frozen_parameters_are_not_reduced() -> None:
     replicas, group, parameters = pair()
     parameters[0].requires_grad_(requires_grad=False)

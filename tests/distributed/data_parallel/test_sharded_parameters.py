@@ -62,11 +62,13 @@ def test_a_shard_is_a_dtensor_and_other_tensors_are_themselves(sharded: ShardedP
 
 
 def test_gradients_of_all_due_parameters_are_reduced_in_a_bucket_per_dtype(
-    sharded: ShardedParameters, model: nn.Linear
+    sharded: ShardedParameters, model: nn.Linear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sharded.whole():
         model(torch.ones(1, 3)).sum().backward()
-        (bucket,) = sharded.reduced(lambda weight: True, 0.5, HeldGradients())
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "to", lambda *_, **how: how["non_blocking"])  # the host does not wait
+            (bucket,) = sharded.reduced(lambda weight: True, 0.5, HeldGradients())
         assert model.weight.grad is None
         bucket.settle(bucket.pending.wait())
     gradient = sharded.shard_of(model.weight).grad

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from pipecompile.distributed.messages.direct_links import BACKENDS, DirectLink, Pair, open_links
+from pipecompile.distributed.messages.direct_links import BACKENDS, DirectLink, Pair, close_links, open_links
 from tests.distributed.rank_threads import ThreadMesh, run_ranks
 
 pytestmark = pytest.mark.smoke
@@ -87,3 +87,27 @@ def test_links_have_names_in_the_flight_recorder() -> None:
         patch.setattr("pipecompile.distributed.messages.direct_links.BACKENDS", {"cpu": noting})
         run_ranks(3, lambda rank, store: len(opened(rank, store)))
     assert sorted(named) == sorted(f"pipecompile link {10 + a}-{10 + b}" for a, b in PAIRS for _ in range(2))
+
+
+def test_communicators_of_a_gpu_are_aborted_before_the_process_ends() -> None:
+    """Before, torch ended them while it was torn down, and warned that `destroy_process_group` had not been called."""
+    ended: list[str] = []
+
+    class Backend:
+        def abort(self) -> None:
+            ended.append("aborted")
+
+    close_links({(0, 1): DirectLink((0, 1), Backend(), 1), (1, 0): DirectLink((1, 0), Backend(), 0)})
+    assert ended == ["aborted"] * 2
+
+
+def test_links_over_gloo_are_left_to_their_end() -> None:
+    def run(rank: int, store: Store) -> None:
+        links = opened(rank, store)
+        close_links(links)
+        if rank == 0:
+            links[0, 1].send(torch.ones(1)).wait()
+        if rank == 1:
+            links[0, 1].receive(torch.zeros(1)).wait()
+
+    run_ranks(3, run)

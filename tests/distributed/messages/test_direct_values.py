@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import sleep
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -202,29 +203,69 @@ def test_ranks_on_one_gpu_are_refused_on_all_ranks(monkeypatch: pytest.MonkeyPat
     assert all("LOCAL_RANK" in error.hint for error in run_communicators(2, run))
 
 
-def test_the_host_waits_for_what_a_gpu_receives_and_names_it() -> None:
+class Launching:
+    """A stream of a GPU that makes an event for each record, and a message of NCCL, whose work holds its tensor."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def record_event(self, event: Any) -> Any:
+        self.made.append(event or SimpleNamespace(query=lambda: True))
+        return self.made[-1]
+
+
+def values_on_a_gpu(communicator: Any) -> DirectValues:
+    values = DirectValues.__new__(DirectValues)
+    values.device, values.communicator, values.events = torch.device("cuda:0"), communicator, []
+    values.pending, values.announcements = direct_values.deque(), direct_values.deque()
+    return values
+
+
+def test_the_host_waits_for_what_a_gpu_receives_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages on a GPU end without the host: each is polled, in the order of launching."""
     over: list[str] = []
     polled: list[tuple[int, str]] = []
-    values = DirectValues.__new__(DirectValues)
-    values.device, values.pending, values.announcements = (
-        torch.device("cuda:0"),
-        direct_values.deque(),
-        direct_values.deque(),
-    )
+    stream = Launching()
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: stream)
 
     def poll(peer: int, name: str, is_over: Callable[[], bool]) -> None:
         polled.append((peer, name))
         assert is_over()
 
-    values.communicator = SimpleNamespace(poll=poll, check_verdict=lambda: None, flush=lambda: over.append("flush"))  # type: ignore[assignment]
-    for peer, name in ((1, "v#0"), (2, "w#0")):
-        work: Any = SimpleNamespace(wait=lambda: over.append("stream"), is_completed=lambda: True)
-        values._launched(peer, name, work)
-    assert over == ["stream", "stream"]  # the streams wait; the host has not
-    values.finish()
-    assert polled == [(1, "v#0"), (2, "w#0")]
-    assert over[-1] == "flush"
+    values = values_on_a_gpu(SimpleNamespace(poll=poll, check_verdict=lambda: None, flush=lambda: over.append("flush")))
+    for _ in range(2):
+        for peer, name in ((1, "v#0"), (2, "w#0")):
+            values._launched(peer, name, SimpleNamespace(wait=lambda: over.append("stream")))  # type: ignore[arg-type]
+        assert over[-2:] == ["stream", "stream"]  # the streams wait; the host has not
+        values.finish()
+        assert polled[-2:] == [(1, "v#0"), (2, "w#0")]
+        assert over[-1] == "flush"
+    assert stream.made[:2] == stream.made[:1:-1], "the second step records the same events"
+
+
+def test_a_message_that_is_launched_does_not_hold_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the works of a step held all that it sent and received until its end, for each micro-batch anew."""
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: Launching())
+    values, part = values_on_a_gpu(None), torch.zeros(3)
+    memory = ref(part)
+    values._launched(1, "v#0", SimpleNamespace(wait=lambda: None, outputs=[part]))  # type: ignore[arg-type]
+    del part
+    assert len(values.pending) == 1
+    assert memory() is None
+
+
+def test_links_are_closed_with_the_values_or_at_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(direct_values, "close_links", lambda links: closed.append(len(links)))
+
+    def run(communicator: ThreadCommunicator) -> None:
+        communicator.connect()
+        values = DirectValues(communicator)
+        values.connect([(0, 1), (1, 0)])
+        communicator.breakers.clear()
+
+    run_communicators(2, run)
+    assert closed == [2, 2]
 
 
 def test_a_failure_elsewhere_ends_what_is_launched_though_the_host_waits_for_no_message() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -32,3 +35,28 @@ def test_both_directions_are_streams_of_this_device_alone(monkeypatch: pytest.Mo
     for lane in ((0, 1), (1, 0), (HOST, 0)):
         streams.stream(lane)
     assert made == [here, here, here]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_failed_step_waits_for_the_streams_of_its_rank_alone(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, it waited for the device: for ever, where a collective lacks the rank that has failed."""
+    looks: list[str] = []
+
+    def stream(name: str) -> Any:
+        return SimpleNamespace(query=lambda: looks.append(name) or (ends and looks.count(name) > 1))
+
+    def forbidden(_: object) -> None:
+        raise AssertionError("a collective runs on")
+
+    monkeypatch.setattr(torch, "Stream", lambda _: stream("copies"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: stream("compute"))
+    monkeypatch.setattr(torch.accelerator, "synchronize", forbidden)
+    monkeypatch.setattr(rank_streams, "PATIENCE", 10.0 if ends else 0.01)
+    streams = RankStreams(torch.device("cuda:3"), 2)
+    streams.stream((0, 1))
+    streams.finish()
+    assert {*looks} == ({"copies", "compute"} if ends else {"copies"})
+
+
+def test_a_failed_step_on_a_cpu_has_ended() -> None:
+    RankStreams(torch.device("cpu"), 2).finish()

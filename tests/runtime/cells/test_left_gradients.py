@@ -1,6 +1,7 @@
 """The gradients of tensors that stages left on objects."""
 
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,20 @@ def test_a_backward_begins_at_what_the_loss_has_read():
     ((edge, gradient),) = LeftGradients(left=pair).roots()
     torch.autograd.backward([edge], [gradient])
     assert weight.grad.tolist() == [2, 10]
+
+
+@pytest.mark.parametrize(("there", "streams"), [("cuda:0", ["of part 0"]), ("cuda:1", [])])
+def test_a_gradient_of_another_stream_of_the_card_is_kept_until_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, there: str, streams: list[str]
+):
+    """Parts of a card have streams of their own. Before, the last stage could write where this one still read."""
+    recorded: list[object] = []
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: "of part 0")
+    gradient = SimpleNamespace(device=torch.device(there), record_stream=recorded.append, to=lambda _: "moved")
+    values = SimpleNamespace(device=torch.device("cuda:0"))
+    one = LeftTensor(lambda: None, values, "edge", SimpleNamespace(grad=gradient))
+    assert [*LeftGradients(left=[one]).roots()] == [("edge", "moved")]
+    assert recorded == streams
 
 
 def test_what_the_loss_reads_has_the_values_and_another_graph():
