@@ -79,10 +79,9 @@ class RankExecutable(Executable):
         self.communicator, self.device, self._agreed = communicator, communicator.ranks.index, -1
         self.values, self.replicas, self._old = values, replicas, stale_values or StaleValues(dict)
         self._own = frozenset(stages_on(self.program, self.program.n_devices)[self.device])
-        away = (cell for stage, cell in enumerate(self.cells) if stage not in self._own)
-        self._old.note_written(
-            buffer for cell in away for effects in cell.all_effects for buffer in effects.written_buffers
-        )
+        away = [cell for stage, cell in enumerate(self.cells) if stage not in self._own]
+        effects = [one for cell in away for one in cell.all_effects]
+        self._old.note_written(buffer for one in effects for buffer in one.written_buffers)
         self._connected: Mirrors | None = None
         self._order: tuple[frozenset[int], str] | None = None
         self.updates = self._own_updates()
