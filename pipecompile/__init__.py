@@ -183,8 +183,8 @@ def _imported(home: str) -> ModuleType:
     state, collects = random.getstate(), gc.isenabled()
     gc.disable()
     try:
-        if "pipecompile.ir.log_switches" not in sys.modules:
-            import_module("pipecompile.ir.log_switches").set_levels()
+        if "pipecompile.text.log_switches" not in sys.modules:
+            import_module("pipecompile.text.log_switches").set_levels()
         return import_module(name)
     finally:
         random.setstate(state)

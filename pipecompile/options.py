@@ -22,8 +22,6 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.graph.module_names import nodes_of_module
 from pipecompile.ir import UNTRAINED, Kind, Route, Schedule
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import sources_of
 from pipecompile.passes.checkpointing import insert_recompute
@@ -44,6 +42,8 @@ from pipecompile.settings.plan_choice import check_plan
 from pipecompile.settings.reshard_choice import check_reshard
 from pipecompile.settings.run_settings import RunSettings, built_schedule, load_schedule
 from pipecompile.settings.slice_choice import check_slices
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 from pipecompile.verifiers import verify
 
 __all__ = ["Options", "load_schedule"]

@@ -21,7 +21,7 @@ import torch
 
 from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = [
     "BatchDims",

@@ -26,7 +26,7 @@ from pipecompile.batching.batch_dims import (
 from pipecompile.batching.block_masks import mask_dims
 from pipecompile.batching.containers import check_rereadable, flatten_containers, with_shells
 from pipecompile.batching.sample_lists import list_length, listed_names
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private import pytree
 
 __all__ = [

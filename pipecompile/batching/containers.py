@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipecompile.batching.block_masks import function_shell, is_block_mask, is_of_mask
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import register_pytree_flatten_spec
 

@@ -16,7 +16,7 @@ from pipecompile.batching.call_inputs import FlatInputs, check_target, flatten
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["ListedBatch", "Microbatch", "MicrobatchList", "arguments_of", "is_list_asked", "read_microbatches"]
 

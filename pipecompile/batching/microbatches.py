@@ -18,8 +18,8 @@ import torch
 from pipecompile.batching.batch_dims import BatchDims, Dims, scatter, sizes
 from pipecompile.batching.call_inputs import FlatInputs, check_target, count_leaves, flatten_target
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import foreach_mul
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["document_groups", "is_offsets_beside", "offset_names", "offsets_of"]
 

@@ -23,7 +23,7 @@ from pipecompile.batching.microbatch_list import MicrobatchList
 from pipecompile.batching.microbatches import scatter_tree, split_sizes
 from pipecompile.batching.offset_rows import document_groups, offsets_of
 from pipecompile.errors import InputError
-from pipecompile.ir.units import counted
+from pipecompile.text.units import counted
 from pipecompile.torch_private import pytree
 
 __all__ = ["Splits", "split_call"]

@@ -15,12 +15,12 @@ from rich.table import Table
 from pipecompile.ir import Schedule
 from pipecompile.ir.slices import title_of
 from pipecompile.ir.timeline import Timeline
-from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.candidate_table import considered_table
 from pipecompile.show.dump import dump
 from pipecompile.show.grid import timeline_grid
 from pipecompile.show.html_report import report_html
 from pipecompile.show.table import remarks, stage_table, step_gap
+from pipecompile.text.units import BYTES, SECONDS, written
 
 if TYPE_CHECKING:
     from pipecompile.cli.training_trial import Trial

@@ -26,8 +26,8 @@ from pipecompile.cli.plain_schedule import plain_schedule
 from pipecompile.cli.shared_options import spread
 from pipecompile.cli.show_file import show_report
 from pipecompile.errors import InputError
-from pipecompile.ir.progress import switched, task
-from pipecompile.ir.units import counted
+from pipecompile.text.progress import switched, task
+from pipecompile.text.units import counted
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pipecompile import __version__
 from pipecompile.cli.command_report import CommandReport
-from pipecompile.ir.units import BYTES, counted, written
+from pipecompile.text.units import BYTES, counted, written
 from pipecompile.torch_private.accelerators import accelerator_indices, accelerator_type, device_memory, device_name
 
 __all__ = ["environment_report"]

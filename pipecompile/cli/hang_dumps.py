@@ -36,7 +36,7 @@ def dumps_report(dumps: Sequence[Path], program: Path, ranks: str | None) -> Com
 def _program(path: Path) -> Program:
     import pipecompile
     from pipecompile.ir.program_text import parse_program
-    from pipecompile.ir.text_file import cause_of, named_file
+    from pipecompile.text.text_file import cause_of, named_file
 
     try:
         with named_file(path):

@@ -17,7 +17,7 @@ import typer
 
 from pipecompile.cli.transformers_model import transformers_model
 from pipecompile.errors import InputError, PipecompileError, described
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 if TYPE_CHECKING:
     import torch

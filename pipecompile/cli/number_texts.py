@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipecompile.errors import InputError
-from pipecompile.ir.units import counted, parse_bytes
+from pipecompile.text.units import counted, parse_bytes
 
 __all__ = ["bandwidths", "numbers", "sizes"]
 

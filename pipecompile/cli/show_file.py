@@ -13,8 +13,8 @@ from pathlib import Path
 from pipecompile.cli.command_report import CommandReport, schedule_report
 from pipecompile.cli.exit_codes import faults_of_file
 from pipecompile.errors import InputError, ScheduleError, VerifyError
-from pipecompile.ir.text_file import cause_of
-from pipecompile.ir.units import counted
+from pipecompile.text.text_file import cause_of
+from pipecompile.text.units import counted
 
 __all__ = ["show_report"]
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pipecompile.cli.command_report import CommandReport
 from pipecompile.cli.training_trial import eager_step
-from pipecompile.ir.units import SECONDS, written
+from pipecompile.text.units import SECONDS, written
 from pipecompile.torch_private.accelerators import synchronize_all
 
 if TYPE_CHECKING:

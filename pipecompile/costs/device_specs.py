@@ -10,8 +10,8 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Route
-from pipecompile.ir.input_checks import LARGEST_OPTION, amount
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.input_checks import LARGEST_OPTION, amount
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.accelerators import is_accelerator
 
 __all__ = ["Bandwidth", "DEVICES", "DeviceSpec", "Links", "PCIE4", "part_of", "spec_for"]

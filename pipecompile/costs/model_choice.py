@@ -15,8 +15,8 @@ from pipecompile.costs.node_cost import CostProvider, NodeCost, with_recomputati
 from pipecompile.costs.node_run import tensors_in
 from pipecompile.costs.profile import REPEATS, Repeats, profiled_costs
 from pipecompile.errors import InputError
-from pipecompile.ir.progress import Task
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.progress import Task
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.modes import FakeTensor
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.state.preserved_run import state_tensors

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 import torch
 
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["optimizer_state"]
 

@@ -24,7 +24,7 @@ from pipecompile.costs.graph_walk import walk
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, SavedLedger, tensors_in
 from pipecompile.costs.sweep import Clock, Seconds, Sums, sweep
-from pipecompile.ir.progress import Task
+from pipecompile.text.progress import Task
 from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.device_functions import keep_busy
 from pipecompile.tracing.opaque.drawn_generators import drawn_generators

@@ -13,8 +13,8 @@ from pipecompile.costs.node_cost import CostProvider, NodeCost
 from pipecompile.errors import InputError, PipecompileError, described
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import nodes_of_module
-from pipecompile.ir.input_checks import LARGEST_OPTION, amount
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.input_checks import LARGEST_OPTION, amount
+from pipecompile.text.shown_value import shown
 
 __all__ = ["UserCosts", "costs_from_provider", "with_user_costs"]
 

@@ -39,7 +39,6 @@ from pipecompile.errors import PipecompileError
 from pipecompile.graph.cross_sample import check_sync_batchnorm
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.parameters.placement import Homes, tensor_uses
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -47,6 +46,7 @@ from pipecompile.planning.planner import Planned
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms
 from pipecompile.runtime.executable import Executable
 from pipecompile.settings.direction_choice import other_placements
+from pipecompile.text.units import counted
 from pipecompile.tracing.guards.state_guards import ReadChange
 from pipecompile.tracing.traced_graph import TracedGraph
 

@@ -10,8 +10,8 @@ import torch
 from rich import box
 from rich.table import Table
 
-from pipecompile.ir.shown_value import shown
 from pipecompile.show.table import render
+from pipecompile.text.shown_value import shown
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of

@@ -13,9 +13,9 @@ from torch import nn
 from pipecompile.batching.empty_batch import require_no_target
 from pipecompile.batching.microbatch_list import arguments_of
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.device_functions import to_device
 
 __all__ = ["Evaluation", "ValidationLoop", "RunningTotal", "evaluating"]

@@ -13,9 +13,7 @@ from pipecompile.costs.device_specs import Links
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import routes
 from pipecompile.ir import LOSS, Kind, Program, Route, Schedule
-from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.progress import task
 from pipecompile.ir.timeline import Timeline
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.ir.what_if import RouteCosts, WhatIf
@@ -30,6 +28,8 @@ from pipecompile.show.memory_table import MemoryFigures
 from pipecompile.simulation.advice import advise
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.simulator import simulate
+from pipecompile.text.input_checks import file_path
+from pipecompile.text.progress import task
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Inspection"]

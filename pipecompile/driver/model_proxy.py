@@ -17,8 +17,8 @@ from pipecompile.batching.transformed_inputs import refuse_compile
 from pipecompile.driver.model_methods import overrides
 from pipecompile.driver.one_process import OneProcess
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.optimizer_state import load_optimizer_state, optimizer_state_of
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.device_functions import requested_device
 from pipecompile.torch_private.modules import apply_to_tensors

@@ -27,8 +27,8 @@ from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.output_merging import join_rules
 from pipecompile.graph.stages import routes, split
 from pipecompile.graph.whole_batch import WholeBatchTail, changed_state, mixing_line, tail_refusal
-from pipecompile.ir.units import counted
 from pipecompile.options import Options
+from pipecompile.text.units import counted
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.recording import another_size
 from pipecompile.tracing.user_source import line_of

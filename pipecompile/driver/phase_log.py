@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
-from pipecompile.ir.progress import task
+from pipecompile.text.progress import task
 
 __all__ = ["PhaseLog"]
 

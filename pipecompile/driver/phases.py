@@ -49,8 +49,6 @@ from pipecompile.graph.region_parts import rewritten_state
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.progress import switched
-from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.parameters.placement import move_model
 from pipecompile.parameters.tied_mirrors import Mirrors
@@ -59,6 +57,8 @@ from pipecompile.planning.joint_search import search_plan
 from pipecompile.planning.plan_memory import check_plan_memory
 from pipecompile.planning.planner import Planned, check_stage_count, make_plan
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredNorms, defer_norms
+from pipecompile.text.progress import switched
+from pipecompile.text.units import counted
 from pipecompile.tracing.ambient_modes import INFERENCE_MODE, contained
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.opaque.attempts import OpaqueReason

@@ -9,9 +9,7 @@ from functools import partial
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind, Program, Route, Schedule
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.training_routes import training_routes
-from pipecompile.ir.units import counted
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.passes import lower
 from pipecompile.passes.checkpointing import Checkpoint
@@ -23,6 +21,8 @@ from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.executable import Executable, ProgramBinding
 from pipecompile.settings.direction_choice import check_directions
 from pipecompile.simulation.simulator import simulate
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = [
     "breadth_first", "call_executable", "call_parts", "check_step", "forward_schedule", "lower_run", "lower_step", "step_executable", "step_parts",

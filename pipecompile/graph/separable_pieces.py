@@ -14,7 +14,7 @@ import networkx as nx
 
 from pipecompile.errors import PartitionError
 from pipecompile.graph.colocation import compute_nodes, reasons_of_ties, ties_with_copies
-from pipecompile.ir.units import counted
+from pipecompile.text.units import counted
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.traced_graph import TracedGraph
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from enum import Enum
 
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import known_names
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.input_checks import known_names
+from pipecompile.text.shown_value import shown
 
 __all__ = ["CommunicatorRule", "rules_named"]
 

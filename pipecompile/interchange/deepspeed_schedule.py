@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from pipecompile.errors import ScheduleError
 from pipecompile.interchange.pipeline_order import OrderCell, PipelineOrder
-from pipecompile.ir.input_checks import known_names
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.input_checks import known_names
+from pipecompile.text.shown_value import shown
 
 __all__ = ["DEEPSPEED_SCHEDULES", "deepspeed_order"]
 

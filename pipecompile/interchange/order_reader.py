@@ -19,8 +19,8 @@ from pipecompile.interchange.megatron_layout import is_layout, megatron_order
 from pipecompile.interchange.pipeline_order import PipelineOrder
 from pipecompile.interchange.torch_csv import parse_torch_csv
 from pipecompile.interchange.zero_bubble_nodes import parse_nodes
-from pipecompile.ir.input_checks import file_path, known_names, whole, without_mark
-from pipecompile.ir.text_file import cause_of
+from pipecompile.text.input_checks import file_path, known_names, whole, without_mark
+from pipecompile.text.text_file import cause_of
 
 __all__ = ["is_named_order", "read_order", "read_schedule"]
 

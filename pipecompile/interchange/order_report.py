@@ -22,10 +22,10 @@ from pipecompile.interchange.pipeline_order import PipelineOrder, as_order
 from pipecompile.interchange.reordering import with_messages
 from pipecompile.ir import UNTRAINED, Kind, Schedule
 from pipecompile.ir.certificate import relative_gap
-from pipecompile.ir.units import counted
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.workload import make_workload
 from pipecompile.simulation.costs import make_costs
+from pipecompile.text.units import counted
 from pipecompile.verifiers.routes import checked_routes
 from pipecompile.verifiers.schedule import schedule_faults
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Action, Kind, Schedule
 from pipecompile.ir.directions import check_one_direction
-from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.overlap import grouped
 from pipecompile.ir.slices import check_whole
-from pipecompile.ir.text_file import cause_of
+from pipecompile.text.input_checks import file_path
+from pipecompile.text.text_file import cause_of
 
 __all__ = ["COMPUTE_OPS", "EMPTY", "OrderCell", "PipelineOrder", "as_order", "order_of_schedule"]
 

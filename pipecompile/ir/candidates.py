@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import wrap
 
-from pipecompile.ir.units import BYTES, SECONDS, Unit, fit
+from pipecompile.text.units import BYTES, SECONDS, Unit, fit
 
 __all__ = ["Candidate", "Considered", "candidate_columns", "caption"]
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import NO_MICROBATCH, SHARDING, Action
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = [
     "Direction", "Placement", "all_placements", "check_one_direction", "copies_placed", "directions_fault", "found_directions", "placement_of",

@@ -17,11 +17,11 @@ from typing import Any
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import SHARDING, Action, Kind
 from pipecompile.ir.directions import check_one_direction
-from pipecompile.ir.input_checks import json_text, whole
 from pipecompile.ir.schedule import Schedule
 from pipecompile.ir.schedule_csv import Repeated, csv_lines, parse_repeated, row_place
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import check_whole, first_slice
+from pipecompile.text.input_checks import json_text, whole
+from pipecompile.text.shown_value import shown
 
 __all__ = ["MOST_REPETITIONS", "PeriodicSchedule", "check_unrolled", "shifted"]
 

@@ -28,7 +28,6 @@ import numpy as np
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action
-from pipecompile.ir.input_checks import whole
 from pipecompile.ir.instruction_rows import InstructionRow, InstructionTable
 from pipecompile.ir.periodic import MOST_REPETITIONS, check_unrolled
 from pipecompile.ir.periodic_text import PARTS, read_parts, row_lines, without_marks
@@ -36,7 +35,8 @@ from pipecompile.ir.program import Instruction, Operand, Program, Value
 from pipecompile.ir.program_arrays import ProgramArrays, unrolled_row
 from pipecompile.ir.program_text import parse_program
 from pipecompile.ir.routes import Route, Tie
-from pipecompile.ir.text_file import save_text
+from pipecompile.text.input_checks import whole
+from pipecompile.text.text_file import save_text
 
 __all__ = ["PARTS", "PeriodicProgram", "is_later", "later"]
 

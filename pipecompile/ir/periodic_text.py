@@ -24,7 +24,7 @@ import numpy as np
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.instruction_rows import InstructionGroup, InstructionRow, InstructionTable, folded
 from pipecompile.ir.program import Instruction
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["PARTS", "read_parts", "row_lines", "without_marks"]
 

@@ -14,12 +14,12 @@ import msgspec
 from pipecompile.errors import PlanError
 from pipecompile.ir import Route
 from pipecompile.ir.candidates import Considered
-from pipecompile.ir.input_checks import file_path, json_text, place_text
 from pipecompile.ir.plan_figures import figure_faults
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.text_file import cause_of, save_text
-from pipecompile.ir.units import counted
 from pipecompile.ir.views import html_of
+from pipecompile.text.input_checks import file_path, json_text, place_text
+from pipecompile.text.shown_value import shown
+from pipecompile.text.text_file import cause_of, save_text
+from pipecompile.text.units import counted
 
 __all__ = ["DAMAGED", "Plan", "StageSummary", "StepSummary"]
 

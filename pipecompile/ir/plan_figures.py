@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipecompile.ir.routes import HOST
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["figure_faults", "moved_stages"]
 

@@ -11,8 +11,8 @@ from pipecompile.ir.action import Action
 from pipecompile.ir.directions import Direction
 from pipecompile.ir.overlap import Pair
 from pipecompile.ir.routes import Route, Tie, place
-from pipecompile.ir.text_file import save_text
 from pipecompile.ir.views import html_of
+from pipecompile.text.text_file import save_text
 
 __all__ = [
     "Instruction",

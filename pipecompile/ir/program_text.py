@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import HOST, NO_SLICE, Action, Instruction, Op, Operand, Program, Route, Tie, Value
 from pipecompile.ir.directions import Direction
-from pipecompile.ir.input_checks import checked_count, without_mark
+from pipecompile.text.input_checks import checked_count, without_mark
 
 __all__ = ["line_numbers", "parse_instruction", "parse_program", "parse_route", "parse_tie"]
 

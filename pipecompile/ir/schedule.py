@@ -18,12 +18,12 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import NO_MICROBATCH, NO_SLICE, SHARDING, Action, Kind
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.directions import Direction, found_directions
-from pipecompile.ir.input_checks import checked_count, file_path
 from pipecompile.ir.overlap import Pair, in_order, is_pair, parse_cell, written_cells
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import checked_slices
-from pipecompile.ir.text_file import cause_of, named_file, save_text
 from pipecompile.ir.views import html_of
+from pipecompile.text.input_checks import checked_count, file_path
+from pipecompile.text.shown_value import shown
+from pipecompile.text.text_file import cause_of, named_file, save_text
 
 __all__ = ["Schedule"]
 

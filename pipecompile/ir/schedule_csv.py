@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action, Kind
-from pipecompile.ir.input_checks import without_mark
 from pipecompile.ir.overlap import parse_cell
+from pipecompile.text.input_checks import without_mark
 
 __all__ = ["Repeated", "csv_lines", "parse_repeated", "read_rows", "row_place"]
 

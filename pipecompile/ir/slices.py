@@ -21,9 +21,9 @@ from typing import Protocol
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import NO_SLICE, SHARDING, Action
-from pipecompile.ir.input_checks import checked_count
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
+from pipecompile.text.input_checks import checked_count
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = [
     "WHOLE",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action
 from pipecompile.ir.certificate import relative_gap
-from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.program import Program
 from pipecompile.ir.views import html_of, writer_of
+from pipecompile.text.input_checks import file_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,15 +19,15 @@ from typing import Any
 from pipecompile.errors import ScheduleError
 from pipecompile.ir.action import NO_SLICE, Action, Kind
 from pipecompile.ir.directions import directions_fault
-from pipecompile.ir.input_checks import FEW, file_path
 from pipecompile.ir.instruction_rows import InstructionRow
 from pipecompile.ir.periodic import MOST_REPETITIONS
 from pipecompile.ir.periodic_program import PeriodicProgram
 from pipecompile.ir.program import Instruction, Op, Operand, Program, Value
 from pipecompile.ir.routes import TARGET, Route, Tie
 from pipecompile.ir.schedule import Schedule
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.text_file import cause_of, named_file
+from pipecompile.text.input_checks import FEW, file_path
+from pipecompile.text.shown_value import shown
+from pipecompile.text.text_file import cause_of, named_file
 
 __all__ = ["WrittenProgram", "type_faults"]
 

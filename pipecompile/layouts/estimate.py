@@ -20,9 +20,6 @@ from pipecompile.compiling import compile
 from pipecompile.costs import CostError
 from pipecompile.errors import InputError, PartitionError, ScheduleError
 from pipecompile.graph.colocation import compute_nodes, note_ties
-from pipecompile.ir.input_checks import whole
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
 from pipecompile.layouts.call_text import input_words
 from pipecompile.layouts.enumeration import Layout, layouts_of
 from pipecompile.layouts.hardware import Cluster, cluster_of
@@ -36,6 +33,9 @@ from pipecompile.schedules import CATALOGUE
 from pipecompile.settings.batch_settings import example_inputs
 from pipecompile.settings.machine_settings import optimizer_copies
 from pipecompile.simulation.gradient_reductions import reduced_makespan
+from pipecompile.text.input_checks import whole
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 from pipecompile.tracing.recording import record
 
 __all__ = ["LayoutEstimator", "plan_for"]

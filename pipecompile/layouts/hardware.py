@@ -10,8 +10,8 @@ from numbers import Real
 
 from pipecompile.costs.device_specs import DEVICES, GIGA, DeviceSpec, spec_for
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import LARGEST_OPTION, OVERFLOW, float_of, size_fault, whole
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.input_checks import LARGEST_OPTION, OVERFLOW, float_of, size_fault, whole
+from pipecompile.text.shown_value import shown
 
 __all__ = ["EFFICIENCY", "Cluster", "cluster_of"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from pipecompile.ir.units import BYTES, SECONDS, Unit, counted, fit, written
 from pipecompile.layouts.enumeration import Layout
 from pipecompile.layouts.hardware import Cluster
 from pipecompile.layouts.memory_kinds import DeviceBytes
+from pipecompile.text.units import BYTES, SECONDS, Unit, counted, fit, written
 
 __all__ = ["ClusterPlan", "LayoutRow", "StepSeconds"]
 

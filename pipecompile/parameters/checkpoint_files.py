@@ -20,7 +20,7 @@ from warnings import catch_warnings, filterwarnings, warn
 import torch
 
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import file_path
+from pipecompile.text.input_checks import file_path
 
 __all__ = ["ABANDONED", "LAST_GOOD", "check_readable", "latest_checkpoint", "read_checkpoint"]
 

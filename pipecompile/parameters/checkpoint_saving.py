@@ -25,13 +25,13 @@ import torch
 import torch.distributed as dist
 
 from pipecompile.errors import InputError, described
-from pipecompile.ir.input_checks import file_path, whole
-from pipecompile.ir.progress import task
-from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import LAST_GOOD
 from pipecompile.parameters.checkpoint_retention import abandon_later, remove_old
 from pipecompile.parameters.save_attendance import ABSENT, RankMissing, SaveAttendance, noted_save
 from pipecompile.parameters.saving_group import Savers, checked_group, saving_group, saving_ranks
+from pipecompile.text.input_checks import file_path, whole
+from pipecompile.text.progress import task
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.process_groups import device_types, group_of_some, timeout_of
 from pipecompile.torch_private.pytree import tree_map_only
 

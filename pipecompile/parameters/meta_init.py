@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from pipecompile.errors import InputError, described
-from pipecompile.ir.input_checks import file_path
-from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.checkpoint_files import check_readable, read_checkpoint
 from pipecompile.parameters.uninitialized import UninitializedTensors, temporary_memory, tensor_names
+from pipecompile.text.input_checks import file_path
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.accelerators import forked_generators, initialized_devices
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.tracing.state.preserved_run import preserved

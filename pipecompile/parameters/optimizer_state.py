@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from pipecompile.errors import InputError, described
-from pipecompile.ir.shown_value import shown
 from pipecompile.parameters.initial_state import initialised
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.modules import children_of
 
 __all__ = ["load_optimizer_state", "optimizer_state_of"]

@@ -17,9 +17,9 @@ from pipecompile.errors import InfeasibleError, InputError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import Stage
-from pipecompile.ir.units import BYTES, written
 from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule, Mirrors
 from pipecompile.parameters.uninitialized import UninitializedTensors
+from pipecompile.text.units import BYTES, written
 from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.torch_private.recurrent_layers import flatten_weights

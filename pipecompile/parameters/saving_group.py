@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["Savers", "checked_group", "save_among", "saving_group", "saving_ranks"]
 

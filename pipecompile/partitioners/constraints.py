@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from pipecompile.errors import InfeasibleError
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
 from pipecompile.partitioners.clusters import Clusters, adjacency
 from pipecompile.partitioners.problem import Problem
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = ["ConstraintCost", "StageRanges", "check_constraints", "stage_ranges", "without_constraints"]
 

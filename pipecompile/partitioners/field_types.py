@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
-from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.problem import Node, Problem, Shared, Tensor
+from pipecompile.text.shown_value import shown
 
 __all__ = ["type_faults"]
 

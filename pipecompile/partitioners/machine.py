@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.problem import Problem
+from pipecompile.text.shown_value import shown
 
 __all__ = ["Machine"]
 

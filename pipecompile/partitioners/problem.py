@@ -26,9 +26,9 @@ from typing import Any, Literal
 import msgspec
 
 from pipecompile.errors import PartitionError
-from pipecompile.ir.input_checks import file_path, json_text, place_text
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.text_file import cause_of, save_text
+from pipecompile.text.input_checks import file_path, json_text, place_text
+from pipecompile.text.shown_value import shown
+from pipecompile.text.text_file import cause_of, save_text
 
 __all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
 

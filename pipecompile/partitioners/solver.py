@@ -10,8 +10,6 @@ from time import monotonic
 from typing import Literal
 
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import amount, float_of, whole
-from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.clusters import Clusters, coarsen, singleton_clusters
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
 from pipecompile.partitioners.dp.alike_stages import cut_alike_stages
@@ -27,6 +25,8 @@ from pipecompile.partitioners.problem import Problem
 from pipecompile.partitioners.rebalance import fill_empty_stages
 from pipecompile.partitioners.stage_paths import shorten_paths
 from pipecompile.partitioners.verify import verify_assignment, verify_problem
+from pipecompile.text.input_checks import amount, float_of, whole
+from pipecompile.text.shown_value import shown
 
 __all__ = ["METHODS", "Partition", "cost_of_constraints", "partition", "trivial_lower_bound", "with_cut"]
 

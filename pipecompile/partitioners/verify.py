@@ -15,12 +15,12 @@ from numbers import Real
 import networkx as nx
 
 from pipecompile.errors import VerifyError
-from pipecompile.ir.input_checks import LARGEST, float_of
-from pipecompile.ir.shown_value import shown
 from pipecompile.partitioners.field_types import type_faults
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import fits, stage_loads
 from pipecompile.partitioners.problem import Problem
+from pipecompile.text.input_checks import LARGEST, float_of
+from pipecompile.text.shown_value import shown
 
 __all__ = ["assignment_faults", "memory_text", "problem_faults", "verify_assignment", "verify_problem"]
 

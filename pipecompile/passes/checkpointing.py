@@ -16,7 +16,7 @@ from dataclasses import replace
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import BACKWARDS, Action, Kind, Schedule
 from pipecompile.ir.overlap import grouped
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["Checkpoint", "insert_recompute"]
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from pipecompile.errors import VerifyError
 from pipecompile.ir import Program, Route, Schedule, Tie
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import known_names, whole
 from pipecompile.ir.pass_manager import Hook, Pass, PassManager, Step, watch
 from pipecompile.ir.routes import Sums
 from pipecompile.passes.buffer_slots import assign_slots
@@ -25,6 +24,7 @@ from pipecompile.passes.liveness import insert_frees
 from pipecompile.passes.lower_actions import lower_actions
 from pipecompile.passes.tied_parameters import insert_exchanges
 from pipecompile.passes.transfers import insert_transfers
+from pipecompile.text.input_checks import known_names, whole
 from pipecompile.verifiers import Level, verify, verify_program
 from pipecompile.verifiers.routes import route_sequence
 from pipecompile.verifiers.tied_parameters import tie_sequence

@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 
 from pipecompile.errors import InfeasibleError, InputError, ScheduleError
 from pipecompile.ir import Route, Schedule
-from pipecompile.ir.input_checks import whole
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import BYTES, written
+from pipecompile.text.input_checks import whole
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import BYTES, written
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import checked_routes
 

@@ -16,13 +16,13 @@ from typing import Unpack
 
 from pipecompile.errors import InputError
 from pipecompile.ir import BACKWARDS, Action, Kind, Route, Schedule
-from pipecompile.ir.input_checks import amounts
 from pipecompile.ir.overlap import grouped
 from pipecompile.ir.slices import check_whole
 from pipecompile.ir.timeline import Span
 from pipecompile.passes.memory_fit import check_schedule, checked_stages, does_not_fit, first_over
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.simulator import simulate
+from pipecompile.text.input_checks import amounts
 
 __all__ = ["insert_offload", "offload_to_fit"]
 

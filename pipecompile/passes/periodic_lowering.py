@@ -17,7 +17,6 @@ import numpy as np
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import SHARDING, Action, Kind, Program, Route, Schedule, Tie
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import whole
 from pipecompile.ir.instruction_rows import InstructionRow, InstructionTable
 from pipecompile.ir.pass_manager import PassManager
 from pipecompile.ir.periodic import PeriodicSchedule
@@ -29,6 +28,7 @@ from pipecompile.passes.buffer_slots import assign_slots
 from pipecompile.passes.checkpointing import Checkpoint, insert_recompute
 from pipecompile.passes.lowering import lowering
 from pipecompile.simulation.steady_state import simulate_periodic
+from pipecompile.text.input_checks import whole
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import route_sequence
 from pipecompile.verifiers.tied_parameters import tie_sequence

@@ -21,11 +21,11 @@ from typing import Unpack
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, UNTRAINED, Action, Kind, Route, Schedule
 from pipecompile.ir.directions import check_one_direction
-from pipecompile.ir.input_checks import amounts, whole
 from pipecompile.ir.overlap import grouped
 from pipecompile.passes.memory_fit import check_schedule, checked_stages, does_not_fit, first_over
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.simulation.simulator import simulate
+from pipecompile.text.input_checks import amounts, whole
 
 __all__ = ["insert_sharding", "shard_to_fit"]
 

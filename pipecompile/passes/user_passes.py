@@ -18,10 +18,10 @@ from typing import Any
 
 from pipecompile.errors import InputError, ScheduleError, VerifyError, described
 from pipecompile.ir import UNTRAINED, Program, Schedule
-from pipecompile.ir.input_checks import known_names
 from pipecompile.ir.pass_manager import Pass
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.written_program import type_faults
+from pipecompile.text.input_checks import known_names
+from pipecompile.text.shown_value import shown
 
 __all__ = ["PLACES", "UserPass", "placed"]
 

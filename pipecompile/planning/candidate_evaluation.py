@@ -10,7 +10,6 @@ from pipecompile.costs import NodeCost
 from pipecompile.errors import InfeasibleError, InputError, PipecompileError, ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.candidates import Candidate, Considered
-from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, stage_loads
 from pipecompile.partitioners.incumbent import GAP
@@ -22,6 +21,7 @@ from pipecompile.planning.planner import Planned, make_problem, planned, problem
 from pipecompile.planning.schedule_choice import make_schedule
 from pipecompile.planning.solve_cut import memory_excess, solve_cut, warn_of_gap
 from pipecompile.planning.step_search import shorten_step, step_seconds, with_searched_step
+from pipecompile.text.units import counted
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Evaluated", "CandidateEvaluator", "Point"]

@@ -21,10 +21,10 @@ from pipecompile.costs.profile import REPEATS
 from pipecompile.costs.user_costs import costs_from_provider, with_user_costs
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
-from pipecompile.ir.progress import task
-from pipecompile.ir.units import counted
 from pipecompile.options import Options
 from pipecompile.runtime.partitions import stream_of
+from pipecompile.text.progress import task
+from pipecompile.text.units import counted
 from pipecompile.torch_private.accelerators import OnStreams
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.traced_graph import TracedGraph

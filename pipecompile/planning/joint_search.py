@@ -19,14 +19,14 @@ from pipecompile.costs import CostError
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.candidates import Considered
-from pipecompile.ir.progress import task
-from pipecompile.ir.units import SECONDS, written
 from pipecompile.options import Options
 from pipecompile.planning.candidate_evaluation import CandidateEvaluator, Evaluated, Point
 from pipecompile.planning.cost_table import CostTable, by_distance_to_default, samples_of
 from pipecompile.planning.microbatch_counts import barred
 from pipecompile.planning.planner import Planned
 from pipecompile.schedules import CATALOGUE, Builder
+from pipecompile.text.progress import task
+from pipecompile.text.units import SECONDS, written
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["compared_rows", "search_plan"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import check_batch_first
-from pipecompile.ir.units import counted
+from pipecompile.text.units import counted
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["barred", "counts_to_try", "first_count"]

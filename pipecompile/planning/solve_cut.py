@@ -20,8 +20,6 @@ from pipecompile.errors import InfeasibleError, PartitionError, PartitionWarning
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.separable_pieces import check_pieces
-from pipecompile.ir.progress import task
-from pipecompile.ir.units import SECONDS, counted, written
 from pipecompile.options import Options
 from pipecompile.partitioners import Partition, Problem, Progress, partition, stage_loads
 from pipecompile.partitioners.clusters import coarsen
@@ -29,6 +27,8 @@ from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import fits
 from pipecompile.partitioners.solver import trivial_lower_bound
 from pipecompile.partitioners.verify import memory_text
+from pipecompile.text.progress import task
+from pipecompile.text.units import SECONDS, counted, written
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import warn
 

@@ -21,11 +21,11 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST
-from pipecompile.ir.shown_value import shown
 from pipecompile.runtime.green_contexts import NoPartitionsError, green_streams
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.streams import CopyStream, DeviceStreams, Stream, StreamTask, allocated
 from pipecompile.runtime.transport import CardCopy, Link
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.accelerators import OnStreams, accelerator_indices, accelerator_type, is_accelerator
 
 __all__ = ["CardPartition", "PartitionStreams", "partitions", "parts_of_one_card", "stream_of"]

@@ -20,8 +20,8 @@ from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import DetachedLossError, InputError
 from pipecompile.graph.whole_batch import WholeBatchTail
-from pipecompile.ir.shown_value import shown
 from pipecompile.runtime.registers import Frame
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph

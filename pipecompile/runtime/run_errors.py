@@ -12,10 +12,10 @@ from torch import fx
 
 from pipecompile.errors import PipecompileError, RunError, described, text_of
 from pipecompile.ir import Instruction, Kind, Program
-from pipecompile.ir.units import BYTES, written
 from pipecompile.runtime.cells.loss_gradients import SEPARATE_GRAPHS
 from pipecompile.runtime.cells.stage_call import LOSS_NOTE
 from pipecompile.runtime.hooked_updates import ADVICE
+from pipecompile.text.units import BYTES, written
 from pipecompile.torch_private.checkpoint_points import StopRecomputation
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.user_source import raiser

@@ -21,7 +21,7 @@ from itertools import count
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind, Schedule
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = [
     "DEFAULT_SLICES",

@@ -12,8 +12,6 @@ from pipecompile.errors import PipecompileError, ScheduleError, described
 from pipecompile.ir import Route, Schedule
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.routes import stages_after
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import DEFAULT_SLICES, chain_after, check_cells
 from pipecompile.schedules.checkpoint_window import build_checkpoint_window
 from pipecompile.schedules.chimera import build_chimera
@@ -48,6 +46,8 @@ from pipecompile.schedules.zb_h1 import build_zb_h1
 from pipecompile.schedules.zb_h2 import build_zb_h2
 from pipecompile.schedules.zbv import build_zbv
 from pipecompile.simulation.simulator import simulate
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 from pipecompile.verifiers.routes import checked_routes
 from pipecompile.verifiers.schedule import schedule_faults
 

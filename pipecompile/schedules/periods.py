@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import BACKWARDS, SHARDING, Action, Kind, Schedule
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import whole
 from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule, shifted
 from pipecompile.ir.program_arrays import KINDS, action_columns
 from pipecompile.ir.slices import check_whole
 from pipecompile.schedules.catalogue import Builder, build_schedule
+from pipecompile.text.input_checks import whole
 from pipecompile.verifiers import verify
 
 __all__ = ["build_periodic", "find_period"]

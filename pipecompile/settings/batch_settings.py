@@ -14,8 +14,8 @@ from torch import nn
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.batching.packed_split import Splits
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
 from pipecompile.settings.value_checks import Group, choice, flag, function, refusal, whole_number
+from pipecompile.text.shown_value import shown
 
 __all__ = ["BatchSettings", "example_inputs"]
 

@@ -12,9 +12,9 @@ from torch import nn
 from pipecompile.errors import InputError, PlanError, described
 from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.ir.plan import DAMAGED, Plan
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
 from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, whole_number
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = ["CutSettings", "check_module_name", "resolve_constraints", "stage_count"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Schedule
 from pipecompile.ir.directions import Placement, all_placements
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["EXCLUDED", "check_directions", "copies_of_stages", "other_placements"]
 

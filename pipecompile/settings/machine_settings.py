@@ -14,12 +14,12 @@ from pipecompile.costs.optimizer_bytes import optimizer_state
 from pipecompile.costs.user_costs import UserCosts
 from pipecompile.errors import InputError
 from pipecompile.ir import Schedule
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import parse_bytes
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.schedules import CATALOGUE, Builder
 from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import parse_bytes
 from pipecompile.torch_private.accelerators import accelerator_indices, accelerator_type
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.written_program import WrittenProgram
+from pipecompile.text.shown_value import shown
 
 __all__ = ["check_offload"]
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Program, Route, Schedule
 from pipecompile.ir.routes import Sums
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.parameters.meta_init import Source
 from pipecompile.passes.checkpointing import Checkpoint
@@ -19,6 +18,7 @@ from pipecompile.passes.user_passes import UserPass
 from pipecompile.schedules import CATALOGUE, Builder, build_schedule
 from pipecompile.settings.machine_settings import default_device_count
 from pipecompile.settings.value_checks import Group, choice, entries, flag, near, refusal, whole_number
+from pipecompile.text.shown_value import shown
 
 __all__ = ["RunSettings", "built_schedule", "load_schedule"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import BACKWARDS, Kind, Schedule
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = ["EXCLUDED", "check_slices"]
 

@@ -25,8 +25,8 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from pipecompile.errors import InputError, PipecompileError
-from pipecompile.ir.input_checks import LARGEST_OPTION, OVERFLOW, float_of, size_fault
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.input_checks import LARGEST_OPTION, OVERFLOW, float_of, size_fault
+from pipecompile.text.shown_value import shown
 
 __all__ = [
     "Check",

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Instruction, Kind, Op, Program
-from pipecompile.ir.input_checks import file_path
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.timeline import COMPUTE, Timeline
-from pipecompile.ir.units import counted
 from pipecompile.show.protobuf import delimited, message, number, packed, text
+from pipecompile.text.input_checks import file_path
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = ["NodeType", "TraceNode", "chakra_traces", "save_chakra", "trace_nodes"]
 

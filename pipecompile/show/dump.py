@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule
-from pipecompile.ir.input_checks import file_path
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.slices import count_text
-from pipecompile.ir.text_file import cause_of
 from pipecompile.ir.timeline import Timeline
-from pipecompile.ir.units import counted
 from pipecompile.ir.views import register_writer
 from pipecompile.show.gantt import timeline_svg
 from pipecompile.show.graphviz import graph_dot
 from pipecompile.show.perfetto import timeline_trace
+from pipecompile.text.input_checks import file_path
+from pipecompile.text.text_file import cause_of
+from pipecompile.text.units import counted
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from pipecompile.ir import NO_MICROBATCH
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
-from pipecompile.ir.units import BYTES, SECONDS, Unit, fit, written
 from pipecompile.ir.views import register_writer
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
+from pipecompile.text.units import BYTES, SECONDS, Unit, fit, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

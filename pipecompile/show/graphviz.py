@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipecompile.ir.plan import Plan
-from pipecompile.ir.units import BYTES, COUNT, SECONDS, written
 from pipecompile.show.colours import FILLS
+from pipecompile.text.units import BYTES, COUNT, SECONDS, written
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node

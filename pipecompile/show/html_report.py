@@ -21,11 +21,11 @@ from pipecompile.ir import HOST, NO_SLICE, Action, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.slices import title_of
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
-from pipecompile.ir.units import BYTES, SECONDS, written
 from pipecompile.show.colours import COPY, FILLS, SHADES
 from pipecompile.show.memory_table import MemoryFigures, memory_columns, memory_remarks
 from pipecompile.show.stage_comparison import comparison_columns, comparison_remarks
 from pipecompile.show.table import stage_caption, stage_columns
+from pipecompile.text.units import BYTES, SECONDS, written
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipecompile.ir.units import BYTES, fit, written
+from pipecompile.text.units import BYTES, fit, written
 
 __all__ = ["MemoryFigures", "memory_columns", "memory_remarks"]
 

@@ -14,10 +14,10 @@ from pipecompile.ir import NO_MICROBATCH, Program, Schedule
 from pipecompile.ir.plan import Plan
 from pipecompile.ir.slices import shape_text
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
-from pipecompile.ir.units import counted
 from pipecompile.ir.views import register_html
 from pipecompile.show.colours import COPY, FAINT, INK, SHADES
 from pipecompile.show.table import stage_caption, stage_columns
+from pipecompile.text.units import counted
 
 __all__ = ["pipeline_html", "plan_html", "program_html", "schedule_html", "timeline_chart", "timeline_html"]
 

@@ -13,7 +13,7 @@ from statistics import median
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import Action, Kind
 from pipecompile.ir.timeline import COMPUTE, Timeline
-from pipecompile.ir.units import SECONDS, fit, written
+from pipecompile.text.units import SECONDS, fit, written
 
 __all__ = ["comparison_columns", "comparison_remarks", "signed_share"]
 

@@ -11,8 +11,8 @@ from html import escape
 
 from pipecompile.ir import HOST
 from pipecompile.ir.plan import Plan, StageSummary
-from pipecompile.ir.units import BYTES, COUNT, SECONDS, counted, written
 from pipecompile.show.colours import COPY, FAINT, FILLS, INK
+from pipecompile.text.units import BYTES, COUNT, SECONDS, counted, written
 
 __all__ = ["StagePicture", "stage_picture"]
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipecompile.ir.plan import Plan, StageSummary, StepSummary
 from pipecompile.ir.timeline import Timeline
-from pipecompile.ir.units import BYTES, COUNT, FLOPS, SECONDS, counted, fit, written
+from pipecompile.text.units import BYTES, COUNT, FLOPS, SECONDS, counted, fit, written
 
 __all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table", "step_gap"]
 

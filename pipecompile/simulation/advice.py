@@ -19,13 +19,13 @@ from typing import Unpack
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Program, Schedule, place
-from pipecompile.ir.input_checks import whole
-from pipecompile.ir.shown_value import shown
 from pipecompile.simulation.costs import CostOptions, Engines
 from pipecompile.simulation.critical_path import critical_path
 from pipecompile.simulation.event_walk import walk
 from pipecompile.simulation.simulator import build_tasks, run_to_end
 from pipecompile.simulation.task_graph import TaskGraph
+from pipecompile.text.input_checks import whole
+from pipecompile.text.shown_value import shown
 
 __all__ = ["Advice", "advise"]
 

@@ -8,9 +8,9 @@ from typing import cast
 
 from pipecompile.errors import InputError
 from pipecompile.ir import NO_SLICE, Kind
-from pipecompile.ir.input_checks import amount
 from pipecompile.ir.timeline import COMPUTE, Timeline
 from pipecompile.simulation.costs import CostOptions
+from pipecompile.text.input_checks import amount
 
 __all__ = ["calibrate"]
 

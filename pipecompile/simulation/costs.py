@@ -11,12 +11,12 @@ from hashlib import sha256
 
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Action, Kind, Route, Tie
-from pipecompile.ir.input_checks import amount, amounts, known_names, whole
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
 from pipecompile.simulation.overlap_costs import PerPair, checked_overlap, communication_seconds
 from pipecompile.simulation.sharding_costs import ShardingCosts, ShardingOptions, make_sharding_costs
 from pipecompile.simulation.slice_costs import SliceCosts, SliceOptions, make_slice_costs
+from pipecompile.text.input_checks import amount, amounts, known_names, whole
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = ["CostOptions", "Costs", "Engines", "Hosts", "PerLink", "PerStage", "cost_fingerprint", "make_costs"]
 

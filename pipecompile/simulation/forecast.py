@@ -21,15 +21,15 @@ from pipecompile.errors import InputError
 from pipecompile.ir import HOST, Program, Route, Schedule
 from pipecompile.ir.directions import stage_devices
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import amount, amounts, whole
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.timeline import COMPUTE, Span, Timeline
-from pipecompile.ir.units import counted
 from pipecompile.simulation.contention_walk import walk_contended
 from pipecompile.simulation.costs import CostOptions, Costs, Engines, PerStage
 from pipecompile.simulation.gradient_reductions import gradient_ends, optimizer_times, reduction_times, row_ends
 from pipecompile.simulation.simulator import build_tasks, make_timeline, run_to_end
 from pipecompile.simulation.task_graph import TaskGraph, Times
+from pipecompile.text.input_checks import amount, amounts, whole
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = ["StepForecast", "forecast"]
 

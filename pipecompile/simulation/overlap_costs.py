@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from pipecompile.errors import InputError
 from pipecompile.ir import Kind
-from pipecompile.ir.input_checks import amount, amounts
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.input_checks import amount, amounts
+from pipecompile.text.shown_value import shown
 
 __all__ = ["PerPair", "checked_overlap", "communication_seconds"]
 

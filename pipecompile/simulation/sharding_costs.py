@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from pipecompile.ir.input_checks import amount, amounts
+from pipecompile.text.input_checks import amount, amounts
 
 __all__ = ["ShardingCosts", "ShardingOptions", "make_sharding_costs"]
 

@@ -14,9 +14,9 @@ from typing import Any, TypedDict
 
 from pipecompile.errors import InputError
 from pipecompile.ir import NO_SLICE
-from pipecompile.ir.input_checks import amount
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
+from pipecompile.text.input_checks import amount
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = ["SliceCosts", "SliceOptions", "make_slice_costs"]
 

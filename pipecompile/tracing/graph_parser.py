@@ -17,8 +17,8 @@ import torch
 from torch import fx, nn
 
 from pipecompile.errors import InputError, PipecompileError, TraceError
-from pipecompile.ir.input_checks import without_mark
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.input_checks import without_mark
+from pipecompile.text.shown_value import shown
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.graph_facts import GraphFacts, Ties

@@ -30,7 +30,7 @@ from pipecompile.batching.batch_dims import BatchDims, check_batch_dims, paramet
 from pipecompile.batching.call_inputs import FlatInputs, flatten
 from pipecompile.batching.model_checks import validate_model
 from pipecompile.errors import TraceError
-from pipecompile.ir.progress import task
+from pipecompile.text.progress import task
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import enable_python_dispatcher
 from pipecompile.torch_private.modules import forwards_of, parametrizations_uncached

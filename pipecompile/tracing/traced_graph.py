@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.fx_graphs import OpOverload
 from pipecompile.tracing.emit.call_description import is_code_atom, is_code_name, is_code_text
 from pipecompile.tracing.emit.region_graphs import install_regions

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from pipecompile.ir import SHARDING, Schedule
 from pipecompile.ir.directions import placement_of
-from pipecompile.ir.units import counted
+from pipecompile.text.units import counted
 
 __all__ = ["direction_faults", "place_faults"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pipecompile.ir import Action, Kind, Op, Program, Value, part_of
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.slices import first_slice
-from pipecompile.ir.units import counted
+from pipecompile.text.units import counted
 
 __all__ = ["byte_faults", "in_flight_faults"]
 

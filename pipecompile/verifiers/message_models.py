@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from pipecompile.errors import InputError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["ALL_MODELS", "MessageModel", "models_named"]
 

@@ -19,7 +19,7 @@ import torch
 
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.errors import MismatchError, PipecompileError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.signal_errors import signal_errors_kept

@@ -10,8 +10,8 @@ from numbers import Integral, Real
 
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import HOST, Route, chain
-from pipecompile.ir.input_checks import float_of
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.input_checks import float_of
+from pipecompile.text.shown_value import shown
 
 __all__ = ["checked_routes", "is_name", "route_faults", "route_sequence"]
 

@@ -26,7 +26,7 @@ from itertools import islice
 from pipecompile.ir import SHARDING, Action, Kind, Route, Schedule
 from pipecompile.ir.overlap import is_pair
 from pipecompile.ir.slices import unit_text
-from pipecompile.ir.units import counted
+from pipecompile.text.units import counted
 from pipecompile.verifiers.deadlock import Step, deadlocks
 from pipecompile.verifiers.directions import direction_faults, place_faults
 from pipecompile.verifiers.sharding import microbatch_fault, sharding_faults

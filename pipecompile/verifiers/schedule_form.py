@@ -12,10 +12,10 @@ from pipecompile.errors import VerifyError
 from pipecompile.ir import Action, Kind, Schedule
 from pipecompile.ir.directions import directions_fault
 from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.slices import first_slice
-from pipecompile.ir.units import counted
 from pipecompile.ir.written_program import overlaps_fault
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = ["check_form", "form_faults"]
 

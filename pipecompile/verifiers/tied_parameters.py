@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, UNTRAINED, Instruction, Op, Program, Tie
 from pipecompile.ir.directions import all_placements
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.verifiers.routes import is_name
 
 __all__ = ["exchange_faults", "tie_faults", "tie_sequence"]

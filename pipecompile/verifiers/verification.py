@@ -9,11 +9,11 @@ from pipecompile.ir import Program, Route, Schedule
 from pipecompile.ir.directions import copies_placed
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.in_flight import action_rows
-from pipecompile.ir.input_checks import amounts
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
-from pipecompile.ir.shown_value import shown
 from pipecompile.ir.written_program import type_faults
+from pipecompile.text.input_checks import amounts
+from pipecompile.text.shown_value import shown
 from pipecompile.verifiers.memory_bounds import byte_faults, in_flight_faults
 from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel, models_named
 from pipecompile.verifiers.periodic import periodic_program_faults, periodic_schedule_faults

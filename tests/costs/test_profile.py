@@ -17,7 +17,7 @@ from pipecompile.costs import profile
 from pipecompile.costs.analytic import analytic_costs
 from pipecompile.costs.node_cost import CostError, NodeCost
 from pipecompile.costs.profile import Repeats, StreamClock, measure_until_stable, overall_spread, profiled_costs
-from pipecompile.ir.progress import Task
+from pipecompile.text.progress import Task
 from pipecompile.tracing.node_facts import note
 
 QUICK = Repeats(least=2, most=3, budget=1.0)

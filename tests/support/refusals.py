@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from pipecompile.errors import PipecompileError, text_of
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 
 __all__ = ["failures"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from pipecompile.graph.cut_transfer import fingerprint, node_lines
-from pipecompile.ir.units import counted
+from pipecompile.text.units import counted
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.node_facts import facts
 

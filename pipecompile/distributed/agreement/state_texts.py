@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from pipecompile.distributed.agreement.collective_call import sample_of
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.tracing.guards.read_state import ReadState
 
 __all__ = ["attributes", "fixed_keys", "key_of", "live_keys", "text_of"]

@@ -19,9 +19,9 @@ import msgspec
 
 from pipecompile.distributed.plain_pickle import plain_value
 from pipecompile.errors import InputError, described
-from pipecompile.ir.input_checks import file_path
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.text_file import cause_of
+from pipecompile.text.input_checks import file_path
+from pipecompile.text.shown_value import shown
+from pipecompile.text.text_file import cause_of
 
 __all__ = ["CallState", "FlightDump", "FlightCall", "read_flight_dump", "read_flight_dumps"]
 

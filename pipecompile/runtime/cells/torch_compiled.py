@@ -14,9 +14,9 @@ import torch
 
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
-from pipecompile.ir.shown_value import shown
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredBatchNorm
 from pipecompile.runtime.cells.stage_call import StageCode
+from pipecompile.text.shown_value import shown
 from pipecompile.tracing.emit.region_graphs import install_regions
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule

@@ -17,7 +17,6 @@ import torch
 
 from pipecompile.errors import RecordingWarning
 from pipecompile.ir import Kind, Program
-from pipecompile.ir.units import BYTES, written
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cuda_graphs.capture import GraphCapture
 from pipecompile.runtime.cuda_graphs.captured_step import CapturedStep, UncapturableError, run_in_order
@@ -28,6 +27,7 @@ from pipecompile.runtime.cuda_graphs.step_gradients import StepGradients
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import Peaks
 from pipecompile.runtime.transport import Upload
+from pipecompile.text.units import BYTES, written
 from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.autograd_engine import (
     gradient_hook_tables,

@@ -25,10 +25,6 @@ from pipecompile.errors import InputError
 from pipecompile.ir import Kind, Route, Schedule
 from pipecompile.ir.certificate import Certificate
 from pipecompile.ir.gc_pause import without_collection
-from pipecompile.ir.input_checks import amount, whole
-from pipecompile.ir.progress import task
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
 from pipecompile.passes.checkpointing import insert_recompute
 from pipecompile.schedules.building_blocks import check_cells, serial
 from pipecompile.schedules.search.capped_depths import capped_candidates
@@ -47,6 +43,10 @@ from pipecompile.schedules.search.search_arguments import PerDevice, memory_boun
 from pipecompile.schedules.search.tie_breaks import lightest
 from pipecompile.schedules.search.workload import Workload
 from pipecompile.simulation.costs import CostOptions, Costs, cost_fingerprint, make_costs
+from pipecompile.text.input_checks import amount, whole
+from pipecompile.text.progress import task
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 from pipecompile.verifiers.routes import checked_routes
 
 __all__ = ["auto_schedule"]

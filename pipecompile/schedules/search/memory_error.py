@@ -7,8 +7,8 @@ from math import ceil
 
 from pipecompile.errors import ScheduleError
 from pipecompile.ir import HOST, Schedule
-from pipecompile.ir.units import BYTES, counted, written
 from pipecompile.schedules.search.evaluate import Evaluator
+from pipecompile.text.units import BYTES, counted, written
 
 __all__ = ["memory_error"]
 

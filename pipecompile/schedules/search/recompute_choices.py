@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipecompile.errors import ScheduleError
-from pipecompile.ir.shown_value import shown
 from pipecompile.schedules.search.priority_rules import needed_in_flight
 from pipecompile.schedules.search.workload import Workload
+from pipecompile.text.shown_value import shown
 
 __all__ = ["recompute_flag_sets"]
 

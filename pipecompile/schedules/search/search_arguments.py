@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 from pipecompile.errors import InputError
-from pipecompile.ir.input_checks import amounts, whole
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
 from pipecompile.schedules.building_blocks import loop, zigzag
 from pipecompile.schedules.search.evaluate import MemoryLimit
+from pipecompile.text.input_checks import amounts, whole
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 __all__ = ["PerDevice", "memory_bound", "placements_to_try"]
 

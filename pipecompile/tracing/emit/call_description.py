@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from pipecompile.errors import TraceError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.modes import set_grad_enabled
 from pipecompile.torch_private.operators import batch_norm_operators, written_arguments
 from pipecompile.tracing.user_source import caller, is_foreign

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, Holder, LiftedState
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState, line_of_read

@@ -17,7 +17,7 @@ from torch import nn
 
 from pipecompile.batching.containers import argument_leaves, flatten_containers
 from pipecompile.errors import TraceError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import detect_fake_mode
 from pipecompile.torch_private.modules import buffers_of, parameters_of

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from pipecompile.batching.containers import ObjectLayout, Unread
 from pipecompile.errors import TraceError
-from pipecompile.ir.shown_value import shown
+from pipecompile.text.shown_value import shown
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.user_source import caller
 

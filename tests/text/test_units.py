@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipecompile.errors import InputError
-from pipecompile.ir.units import BYTES, COUNT, SECONDS, counted, fit, parse_bytes, written
+from pipecompile.text.units import BYTES, COUNT, SECONDS, counted, fit, parse_bytes, written
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir.shown_value import shown
-from pipecompile.ir.units import counted
+from pipecompile.text.shown_value import shown
+from pipecompile.text.units import counted
 
 Text = TypeVar("Text", str, bytes, str | bytes)
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pipecompile.ir.action import Action, Kind
-from pipecompile.ir.shown_value import MOST, shown
+from pipecompile.text.shown_value import MOST, shown
 
 MANY_DIGITS = "a number of thousands of digits"
 

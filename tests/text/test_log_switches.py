@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pipecompile.errors import InputError
-from pipecompile.ir.log_switches import NAMES, VARIABLE, set_levels
+from pipecompile.text.log_switches import NAMES, VARIABLE, set_levels
 
 TEXTS = ["+partition,schedule", "partitoin", ""]
 CODE = """

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir.input_checks import file_path
+from pipecompile.text.input_checks import file_path
 
 __all__ = ["cause_of", "named_file", "save_text"]
 

@@ -9,9 +9,9 @@ import pytest
 
 import pipecompile as pc
 from pipecompile.errors import InputError
-from pipecompile.ir.text_file import save_text
 from pipecompile.partitioners import Node, Problem
 from pipecompile.passes import lower
+from pipecompile.text.text_file import save_text
 
 SCHEDULE = pc.build_schedule("1f1b", 2, 8)
 SAVED: list[Any] = [

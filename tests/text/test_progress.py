@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import pipecompile as pc
-from pipecompile.ir import progress
-from pipecompile.ir.progress import Task, switched, task
+from pipecompile.text import progress
+from pipecompile.text.progress import Task, switched, task
 
 
 class Terminal(io.StringIO):

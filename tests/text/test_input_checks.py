@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir.input_checks import (
+from pipecompile.text.input_checks import (
     amount,
     amounts,
     checked_count,
