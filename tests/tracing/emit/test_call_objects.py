@@ -150,7 +150,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("hooks", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("hooks", "options"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_each_micro_batch_has_objects_of_its_own(hooks: Any, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Hooked(hooks)
