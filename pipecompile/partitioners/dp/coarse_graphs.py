@@ -33,6 +33,9 @@ FAR = 1.2
 stages (`stage_filling.py`) are as good, in less time.
 """
 
+MIN_CLUSTERS = 300
+"""Clusters above which coarse graphs are cut: a smaller graph is no larger than they are."""
+
 REACH, NEXT_REACH = 0.88, 0.97
 """The least target that is tried, as a share of the incumbent: for graphs of each grain, and for random ones."""
 
@@ -61,9 +64,10 @@ def recut_coarse_graphs(state: SolverState, deadline: float) -> None:
 
 
 def _is_far(state: SolverState) -> bool:
-    """Return whether the incumbent is far from the bound, and has stages that are alike."""
+    """Return whether the incumbent is far from the bound, the graph large, and all stages alike."""
     is_far = state.assignment is not None and state.bottleneck > FAR * state.lower_bound
-    return is_far and state.has_gap and len(state.machine) > 1 and has_alike_stages(state)
+    is_large = len(state.clusters) > MIN_CLUSTERS and len(state.machine) > 1
+    return is_far and is_large and state.has_gap and has_alike_stages(state)
 
 
 def _cut(state: SolverState, coarse: Clusters, low: float, deadline: float) -> None:

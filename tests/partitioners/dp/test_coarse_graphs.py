@@ -42,6 +42,7 @@ def cells(n_cells: int, n_branches: int, length: int) -> Problem:
 def test_cells_of_parallel_branches_are_cut_better_than_by_moves(monkeypatch):
     state = state_of(cells(4, 6, 2), 5)
     monkeypatch.setattr(coarse_graphs, "GRAINS", (30,))
+    monkeypatch.setattr(coarse_graphs, "MIN_CLUSTERS", 0)
     monkeypatch.setattr(narrow_down_sets, "N_KEPT", 300)
     cut_candidate_orders(state, inf)
     polish(state, inf)
@@ -58,6 +59,7 @@ def test_coarse_graphs_prove_nothing_and_their_cuts_are_legal(problem, n_stages)
     bound = state.lower_bound
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coarse_graphs, "FAR", 1.0)
+        patch.setattr(coarse_graphs, "MIN_CLUSTERS", 0)
         patch.setattr(coarse_graphs, "GRAINS", (2, 3))
         patch.setattr(coarse_graphs, "MAX_FAILURES", 2)
         patch.setattr(narrow_down_sets, "MAX_WIDTH", 2)
