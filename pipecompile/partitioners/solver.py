@@ -13,6 +13,7 @@ from pipecompile.errors import InputError
 from pipecompile.partitioners.clusters import Clusters, coarsen, singleton_clusters
 from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
 from pipecompile.partitioners.dp.alike_stages import cut_alike_stages
+from pipecompile.partitioners.dp.coarse_graphs import cut_coarse_graphs, recut_coarse_graphs
 from pipecompile.partitioners.dp.strategy import SHORT_ORDER, cut_all_down_sets, cut_candidate_orders, polish
 from pipecompile.partitioners.dp.target_programs import cut_chain_with_copies, fill_between
 from pipecompile.partitioners.ilp.anchored_stages import cut_bound
@@ -41,6 +42,9 @@ CHAIN_SHARE = 0.75
 
 FILL_SHARE = 0.6
 """Share of the seconds left that stay for the integer programs when stages are filled by dynamic programs."""
+
+COARSE_REST = 0.65
+"""Share of the seconds left that stay after cuts of coarse graphs, before stages are filled and once more after."""
 
 FILL_SECONDS = 1.0
 """Seconds for the filling of empty stages when the time limit has ended."""
@@ -158,7 +162,9 @@ def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> No
         _raise_bound_by_anchors(state, state.begin + time_limit / 2)
     if state.has_gap:
         polish(state, early_deadline)
+        cut_coarse_graphs(state, state.deadline - COARSE_REST * state.seconds_left)
         fill_between(state, state.deadline - FILL_SHARE * state.seconds_left)
+        recut_coarse_graphs(state, state.deadline - COARSE_REST * state.seconds_left)
     if method != "dp" and state.has_gap:
         close_gap(state)
 

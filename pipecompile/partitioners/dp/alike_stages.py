@@ -9,6 +9,7 @@ raise the bound, and whose paths become cuts where the parts fit elsewhere; and,
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from math import inf
 from time import monotonic
@@ -23,7 +24,7 @@ from pipecompile.partitioners.dp.stage_candidates import StageCandidates, find_c
 from pipecompile.partitioners.dp.stage_filling import MAX_CLUSTERS
 from pipecompile.partitioners.incumbent import SolverState
 
-__all__ = ["cut_alike_stages", "has_alike_stages"]
+__all__ = ["TargetBisection", "cut_alike_stages", "has_alike_stages"]
 
 STEP = 0.5
 """Distance of two targets at which a round ends, and of its first target from the bound, in tolerances of the incumbent: the optimum
@@ -72,7 +73,7 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
         limit = min(bound * (1 + reach), state.target) if bound else state.target
         if limit < state.lower_bound:
             continue
-        search = _TargetBisection.of(state, graph, listing, limit, deadline)
+        search = TargetBisection.of(state, graph, listing, limit, deadline)
         if search is None:
             break
         state.tolerance = tolerance
@@ -83,28 +84,30 @@ def cut_alike_stages(state: SolverState, tolerance: float, deadline: float, earl
             break
 
 
-class _TargetBisection:
+class TargetBisection:
     """The rounds over the candidates below a limit."""
 
-    def __init__(self, state: SolverState, graph: ReducedGraph, candidates: StageCandidates, limit: float) -> None:
+    def __init__(
+        self, state: SolverState, graph: ReducedGraph, candidates: StageCandidates, limit: float, most_labels: int | None
+    ) -> None:  # fmt: skip
         self.state, self.graph, self.table, self.limit = state, graph, candidates.table, limit
         self.deadline = 0.0
-        n_stages, multicast = len(state.machine), state.machine.multicast
-        self.shedding, self.joined = (
-            FewestStages(graph.branches, candidates, n_stages, graph.loose_work, sheds=sheds, multicast=multicast)
-            for sheds in (True, False)
-        )
+        count = partial(
+            FewestStages, graph.branches, candidates, len(state.machine), graph.loose_work,
+            multicast=state.machine.multicast, most_labels=most_labels,
+        )  # fmt: skip
+        self.shedding, self.joined = count(sheds=True), count(sheds=False)
 
     @classmethod
     def of(
         cls, state: SolverState, graph: ReducedGraph, listing: DownSetListing, limit: float, deadline: float
-    ) -> _TargetBisection | None:
+    ) -> TargetBisection | None:
         """Return the rounds; None if there are too many down-sets or candidates, or after the deadline."""
         table = listing.table(len(state.machine), limit)
         if table is None:
             return None
         candidates = find_candidates(graph.branches.clusters, table, len(state.machine), limit, deadline)
-        return None if candidates is None else cls(state, graph, candidates, limit)
+        return None if candidates is None else cls(state, graph, candidates, limit, listing.most_labels)
 
     @property
     def high(self) -> float:

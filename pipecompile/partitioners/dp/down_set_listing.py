@@ -61,12 +61,15 @@ class DownSetTable:
 
 @dataclass(frozen=True, slots=True)
 class DownSetListing:
-    """All down-sets that can be boundaries of a cut within some target, as bit masks by work and size, with work and what leaves."""
+    """Down-sets that can be boundaries of a cut within some target, as bit masks by work and size, with work and what leaves: all, unless
+    `most_labels` says how many labels each keeps. Then bounds are of cuts along these down-sets and labels alone.
+    """
 
     branches: JoinedBranches
     masks: list[int]
     work: Floats
     leaving: Floats
+    most_labels: int | None = None
 
     def table(self, n_stages: int, target: float) -> DownSetTable | None:
         """Return the down-sets that can be boundaries within a target that is no higher; None if there are too many."""

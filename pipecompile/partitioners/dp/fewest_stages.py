@@ -32,16 +32,16 @@ class FewestStages:
     """Decides whether a number of stages is enough for a target.
 
     `loose` are the seconds of work that any stage can do. Without `sheds` no side branch is shed and relays send to all: then paths
-    are cuts. With `multicast` a sender pays for each tensor once. `is_complete` tells whether the last search for labels came to
-    its end.
+    are cuts. With `multicast` a sender pays for each tensor once. With `most_labels`, down-sets keep so many labels at most, and paths
+    are missed. `is_complete` tells whether the last search for labels came to its end.
     """
 
     def __init__(
         self, branches: JoinedBranches, candidates: StageCandidates, n_stages: int, loose: float,
-        *, sheds: bool, multicast: bool,
+        *, sheds: bool, multicast: bool, most_labels: int | None = None,
     ) -> None:  # fmt: skip
         clusters, self.ratio, self.loose = branches.clusters, branches.ratio, loose
-        self.candidates, self.n_stages = candidates, n_stages
+        self.candidates, self.n_stages, self.most_labels = candidates, n_stages, most_labels
         self.relief = candidates.table.relief * sheds
         once = branches.relays if sheds else frozenset()
         several = [
@@ -109,7 +109,7 @@ class FewestStages:
                 return None
             labels = self._extended(j, own, int(from_begin[j]), limit, table)
             if len(labels):
-                table.add(j, labels.take(undominated(labels)))
+                table.add(j, labels.take(undominated(labels, self.most_labels)))
         first = slice(table.first[0], table.first[0] + table.count[0])
         return table.trace(int(table.first[0] + np.argmin(table.labels.n_stages[first]))) if table.count[0] else None
 

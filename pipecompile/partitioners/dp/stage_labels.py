@@ -25,6 +25,9 @@ Counts = NDArray[np.int16]
 _BLOCK = 256
 """Labels that are compared with each other at once."""
 
+_CHOICE = 4
+"""Labels that are compared for each that is kept, where there is a most of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageLabels:
@@ -101,17 +104,19 @@ class LabelTable:
         return down_sets
 
 
-def undominated(labels: StageLabels) -> Ints:
-    """Return the rows that no other row dominates, of equal ones the first. What dominates a row comes before it in the order of sums."""
+def undominated(labels: StageLabels, most: int | None = None) -> Ints:
+    """Return the rows that no other row dominates, of equal ones the first; with `most`, so many of the best at most. What dominates a
+    row comes before it in the order of sums.
+    """
     order = np.lexsort((labels.copies.sum(axis=1), labels.debt, labels.n_stages))
     values = np.column_stack([labels.n_stages, labels.debt, labels.copies])
-    kept = order[:0]
+    kept, order = order[:0], order if most is None else order[: _CHOICE * most]
     for start in range(0, len(order), _BLOCK):
         block = order[start : start + _BLOCK]
         block = block[~_no_worse(values[kept], values[block]).any(axis=1)]
         block = block[~np.tril(_no_worse(values[block], values[block]), -1).any(axis=1)]
         kept = np.concatenate([kept, block])
-    return np.sort(kept)
+    return np.sort(kept[:most])
 
 
 def _no_worse(some: Floats, others: Floats) -> NDArray[np.bool_]:

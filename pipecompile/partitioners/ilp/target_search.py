@@ -28,7 +28,7 @@ from pipecompile.partitioners.ilp.formulation import PartitionModel, build_model
 from pipecompile.partitioners.ilp.greedy_fill import fill_stages
 from pipecompile.partitioners.ilp.large_neighbourhood import improve_by_neighbourhoods
 from pipecompile.partitioners.ilp.one_stage import SOLVER_TOLERANCE
-from pipecompile.partitioners.ilp.shared_capacity import capacity_bound
+from pipecompile.partitioners.ilp.shared_capacity import capacity_bound, refined_bound
 from pipecompile.partitioners.ilp.solver_backend import LinearExpr, OutOfTimeError
 from pipecompile.partitioners.incumbent import SolverState
 from pipecompile.partitioners.objective import LoadTracker, fits
@@ -68,6 +68,9 @@ SOLVER_GAP = 1e-8
 
 CAPACITY_SHARE = 8
 """Divisor of the seconds left that the bound from all stages together may take."""
+
+REFINING = 4
+"""Least seconds for the refinement of that bound, per second that it took: a target takes three such rounds or so."""
 
 ANCHOR_RATIO = 1.5
 """Ratio of incumbent to lower bound above which tensors around single clusters decide the bottleneck, so that anchors help."""
@@ -113,7 +116,11 @@ def close_gap(state: SolverState) -> None:
 def _improve(state: SolverState, attempt: Attempt) -> None:
     """Improve an incumbent that is not settled at once, and the bound where tensors decide."""
     end = monotonic() + state.seconds_left / CAPACITY_SHARE
-    state.raise_bound(capacity_bound(attempt.clusters, state.machine, attempt.target, end), "ilp")
+    begin = monotonic()
+    bound = capacity_bound(attempt.clusters, state.machine, attempt.target, end)
+    if bound > state.lower_bound and end - monotonic() > REFINING * (monotonic() - begin):
+        bound = refined_bound(attempt.clusters, state.machine, bound, attempt.target, end)
+    state.raise_bound(bound, "ilp")
     if state.bottleneck > ANCHOR_RATIO * state.lower_bound:
         state.raise_bound(anchor_bound(attempt.clusters, state.machine, state.target, state.deadline), "ilp")
     improve_by_neighbourhoods(state, 2, state.seconds_left / 6 + monotonic())

@@ -84,3 +84,14 @@ def test_loose_work_needs_time_that_stages_leave_or_stages_of_its_own():
     assert count_of(problem, 3, 2.5, loose=2.5).path(2.0) is None
     assert count_of(problem, 3, 2.5, loose=2.5).path(2.2) is not None
     assert count_of(problem, 2, 2.5, loose=1.0).path(2.4) is None
+
+
+@settings(max_examples=80, deadline=None)
+@given(graphs(), st.integers(2, 3))
+def test_with_few_labels_paths_are_missed_and_never_false(problem, n_stages):
+    optimum, highest = optimum_of(problem, n_stages), sum(node.time for node in problem.nodes) + 1.0
+    count = count_of(problem, n_stages, highest)
+    count.most_labels = 1
+    assert count.path(highest) is not None
+    if optimum:
+        assert count.path(optimum * (1 - 1e-6)) is None
