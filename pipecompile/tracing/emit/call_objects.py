@@ -26,11 +26,12 @@ from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.tracing.emit.call_description import HeldArgument
 from pipecompile.tracing.emit.made_objects import (
     Copies,
-    assigned_variables,
+    assigned_in,
     empty_copy,
     is_of_call,
     is_state,
     parts_of,
+    variables_of,
 )
 from pipecompile.tracing.reachable_code import is_foreign
 from pipecompile.tracing.user_source import caller, warn
@@ -74,6 +75,7 @@ class CallObjects:
         self.known, self.modules = known, frozenset[int]()
         self.noted: dict[int, HeldObject] = {}
         self._others: list[Any] = []
+        self._passed: list[tuple[Any, str]] = []
         self._made: dict[int, Any] = {}
         self._assigned, self._joint = frozenset[int](), frozenset[int]()
         self._lock, self._alone = threading.RLock(), threading.local()
@@ -95,9 +97,9 @@ class CallObjects:
     def _has_state(self, made: dict[int, Any]) -> bool:
         variables = self.known.variables if self.known else set()
         read = (
-            (one.__code__, name) for one in made.values() if isinstance(one, FunctionType) for name in _variables(one)
+            (one.__code__, name) for one in made.values() if isinstance(one, FunctionType) for name in variables_of(one)
         )
-        return any(map(is_state, made.values())) or any(_assigned_in(made)) or not variables.isdisjoint(read)
+        return any(map(is_state, made.values())) or any(assigned_in(made)) or not variables.isdisjoint(read)
 
     def note(self, function: Any, leaves: list[Any]) -> HeldObject:
         """Return the note of a function that is made anew in each call. Raise TraceError if it holds others than in an earlier note."""
@@ -117,6 +119,7 @@ class CallObjects:
         self._require_free(owner)
         around = {place: self._around(arg) for place, arg in enumerate(args) if is_state(arg) and owner is not None}
         held = {place: made for place, (made, leaves) in around.items() if not leaves}
+        self._passed += [(args[place], caller()) for place, (_, leaves) in around.items() if leaves]
         self._others += [args[place] for place in held]
         before = {place: [parts_of(one) for one in made.values()] for place, made in held.items()}
 
@@ -126,8 +129,8 @@ class CallObjects:
                 now = [parts_of(one) for one in made.values()]
                 is_changed = any(not _is_same(one, other) for one, other in zip(now, before[place], strict=True))
                 if is_changed and made and self.known is not None:
-                    raise TraceError(
-                        _CHANGES.format(owner.__name__), where=caller(), hint="return it from the function, as a tensor"
+                    raise _refused(
+                        _CHANGES.format(owner.__name__), caller(), "return it from the function, as a tensor"
                     )
                 if not is_changed:
                     values[place] = HeldArgument(args[place])
@@ -142,7 +145,7 @@ class CallObjects:
                 made, leaves = self._around(function)
                 self._others.append(function)
                 if leaves or (self.known is not None and self._has_state(made)):
-                    raise TraceError(_HIDES.format(owner.__name__), where=caller(), hint="pass it to apply, for ctx")
+                    raise _refused(_HIDES.format(owner.__name__), caller(), "pass it to apply, for ctx")
 
     def check(self) -> None:
         """Raise UndecidedObjects if another recording has to show what the call makes, and TraceError if the forward has put a tensor into
@@ -152,10 +155,13 @@ class CallObjects:
         self._made = {key: value for made, _ in around for key, value in made.items()}
         held = Counter(id(leaf) for _, leaves in around for leaf in leaves if _may_be_written(leaf))
         self._assigned, self._joint = (
-            frozenset(_assigned_in(self._made)),
+            frozenset(assigned_in(self._made)),
             frozenset(key for key in held if held[key] > 1),
         )
         self._require_decided()
+        for value, where in self._passed:
+            if id(value) in self._made:
+                raise _refused(_SHARED, where, "pass the function a copy; or no tensor of the call in it")
         for one, (_, leaves) in zip(self.noted.values(), around, strict=False):
             if {*map(id, leaves)} - {*map(id, one.leaves)}:
                 raise _changed(one.where)
@@ -170,7 +176,10 @@ class CallObjects:
             [one for one in self._made.values() if isinstance(one, FunctionType)],
         )
         shared = {
-            (one.__code__, name) for one in functions for name, cell in _variables(one).items() if self._is_shared(cell)
+            (one.__code__, name)
+            for one in functions
+            for name, cell in variables_of(one).items()
+            if self._is_shared(cell)
         }
         is_first = self.known is None and any(map(is_state, self._made.values()))
         if is_first or not shared <= known.variables:
@@ -245,24 +254,14 @@ class CallObjects:
 _PLAIN = (FunctionType, CellType, tuple, int, float, complex, str, bytes, type(None))
 
 
-def _variables(function: FunctionType) -> dict[str, CellType]:
-    """Return the variables that a function closes over, by name."""
-    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-
-
-def _assigned_in(made: dict[int, Any]) -> Iterator[int]:
-    """Yield the ids of the variables that functions among the objects assign."""
-    for function in made.values():
-        if isinstance(function, FunctionType) and function.__closure__:
-            names = assigned_variables(function.__code__)
-            yield from (id(cell) for name, cell in _variables(function).items() if name in names and id(cell) in made)
-
-
 def _may_be_written(leaf: Any) -> bool:
     """Return whether a hook may write into a tensor of the call, for another to read."""
     return isinstance(leaf, torch.Tensor) and not leaf.requires_grad
 
 
+_SHARED = (
+    "cannot trace: an autograd function gets an object with tensors of the call that a hook, or another one, holds too"
+)
 _CHANGES = "cannot trace: the forward of {} changes an object that the model's forward makes, and a recording runs it once more"
 _HIDES = "cannot trace: {} is defined in forward, and its functions read what forward makes, which each micro-batch makes anew"
 
@@ -272,11 +271,13 @@ def _is_same(now: Sequence[Any], then: Sequence[Any]) -> bool:
 
 
 def _changed(where: str) -> TraceError:
-    return TraceError(
-        "cannot trace: a function holds an object into which forward puts a tensor after this line",
-        where=where,
-        hint="register the hook after the last change of what it reads",
-    )
+    what = "cannot trace: a function holds an object into which forward puts a tensor after this line"
+    return _refused(what, where, "register the hook after the last change of what it reads")
+
+
+def _refused(what: str, where: str, hint: str) -> TraceError:
+    why = "objects for the backward are made anew for each micro-batch, as they were when the call was recorded"
+    return TraceError(what, where=where, why=why, hint=hint)
 
 
 def remade(objects: CallObjects, held: HeldObject, values: Sequence[Any]) -> Any:

@@ -19,8 +19,8 @@ import torch
 
 from pipecompile.batching.block_masks import with_cells
 from pipecompile.errors import TraceError
-from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.tracing.container_items import values_in
 from pipecompile.tracing.emit.made_objects import assigned_variables
 from pipecompile.tracing.reachable_code import has_content
 
@@ -93,13 +93,17 @@ def _is_held(content: Any) -> bool:
     return isinstance(content, torch.Tensor) or _is_of_call(content)
 
 
-def _is_of_call(content: Any) -> bool:
-    """Return whether the content is, or holds, a tensor of this call or a size of its batch."""
+def _is_of_call(content: Any, around: tuple[int, ...] = ()) -> bool:
+    """Return whether the content is, or holds, a tensor of this call or a size of its batch. `around` has the ids of the containers around
+    it, of which it may be one.
+    """
     if isinstance(content, (FakeTensor, torch.SymInt, torch.SymFloat)):
         return True
     if isinstance(content, FunctionType):
         return bool(tensor_cells(content))
-    return isinstance(content, _CONTAINERS) and any(map(_is_of_call, pytree.tree_leaves(content)))
+    if not isinstance(content, _CONTAINERS) or id(content) in around:
+        return False
+    return any(_is_of_call(one, (*around, id(content))) for one in values_in(content))
 
 
 _CONTAINERS = (list, tuple, dict)

@@ -13,7 +13,7 @@ import dis
 import threading
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import partial
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -25,7 +25,9 @@ from pipecompile.tracing.container_items import CONTAINERS, builtin_type, keys_i
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 from pipecompile.tracing.state.hidden_containers import Slots
 
-__all__ = ["Copies", "assigned_variables", "empty_copy", "is_of_call", "is_state", "parts_of"]
+__all__ = [
+    "Copies", "assigned_in", "assigned_variables", "empty_copy", "is_of_call", "is_state", "parts_of", "variables_of",
+]  # fmt: skip
 
 _LEAVES = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool, LiftedNumber)
 _ATOMS = (
@@ -61,6 +63,19 @@ def assigned_variables(code: CodeType) -> set[str]:
     inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in assigned_variables(one)]
     stored = [one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_DEREF", "DELETE_DEREF")]
     return {name for name in (*inner, *stored) if name in code.co_freevars}
+
+
+def variables_of(function: FunctionType) -> dict[str, CellType]:
+    """Return the variables that a function closes over, by name."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def assigned_in(made: dict[int, Any]) -> Iterator[int]:
+    """Yield the ids of the variables that functions among the objects assign."""
+    for function in made.values():
+        if isinstance(function, FunctionType) and function.__closure__:
+            names = assigned_variables(function.__code__)
+            yield from (id(cell) for name, cell in variables_of(function).items() if name in names and id(cell) in made)
 
 
 def parts_of(value: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -37,6 +37,12 @@ class Hooked(nn.Module):
 def of_list(model: Any, h: torch.Tensor) -> tuple[Any, Any]:
     seen: list[torch.Tensor] = []
     return lambda g: seen.append(g.norm()), lambda g: g * (seen[0] + len(seen))
+
+
+def of_subclass(model: Any, h: torch.Tensor) -> tuple[Any, Any]:
+    """pytree takes a Counter for a leaf."""
+    counts = Counter[str]()
+    return lambda g: counts.update(n=1), lambda g: g * (2 + counts["n"])
 
 
 def of_nested(model: Any, h: torch.Tensor) -> tuple[Any, Any]:
@@ -140,7 +146,7 @@ def of_one(model: Any, h: torch.Tensor) -> tuple[Any, Any]:
     return both, both
 
 
-KINDS = (of_list, of_nested, of_variable, of_tensor, of_tensors, of_object, of_partial)
+KINDS = (of_list, of_subclass, of_nested, of_variable, of_tensor, of_tensors, of_object, of_partial)
 CASES: list[tuple[Any, dict[str, Any]]] = [
     *((kind, {}) for kind in KINDS),
     *((kind, {"checkpoint": "always"}) for kind in (of_variable, of_tensor)),
@@ -210,6 +216,21 @@ def test_an_autograd_function_that_forward_defines_or_whose_forward_fills_a_list
     ):
         with pytest.raises(pc.TraceError, match=message):
             pc.trace(kind(of_list), torch.randn(2, 4))
+
+
+def test_a_list_with_tensors_that_a_hook_and_an_autograd_function_hold_is_refused_at_the_line_of_the_function() -> None:
+    """Each had a list of its own per micro-batch."""
+
+    class Sharing(Hooked):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.a(x)
+            seen = [h.detach()]
+            h.register_hook(lambda g: g * len(seen))
+            return self.c(Through.apply(h, seen))  # this line
+
+    with pytest.raises(pc.TraceError, match="an autograd function gets an object with tensors of the call") as raised:
+        pc.trace(Sharing(of_list), torch.randn(2, 4))
+    assert "# this line" in str(raised.value)
 
 
 def test_a_list_that_is_left_on_the_model_and_filled_by_hooks_of_the_call_is_refused() -> None:
