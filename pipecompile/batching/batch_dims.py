@@ -203,6 +203,9 @@ def _disagreement(batched: Sequence[tuple[str, torch.Tensor, int]], samples: int
     hint = f"the same number of samples in each; {shared} for what all samples share"
     if alternative := _alternative_dims(batched, others, expected):
         hint += f"; {batch_dims_text(alternative)} for another batch dimension"
+    elif samples is None and all(leaf.shape[dim] != 1 for _, leaf, dim in others):
+        name, leaf, dim = others[0]
+        hint += f"; {_split_text(name, leaf, dim, expected)} if the rows of {name} belong to samples"
     rows = [name for name, leaf, _ in others if is_offsets_beside(leaf, [one for _, one, _ in batched])]
     hint = f'split={{"{rows[0]}": "offsets"}}, which keeps packed sequences whole' if rows else hint
     owners = "inputs" if samples is None else "target and the inputs"
@@ -219,6 +222,14 @@ def _alternative_dims(
         return moved
     second = {leaf.shape[1] if leaf.dim() > 1 else None for _, leaf, _ in batched}
     return [(name, 1) for name, _, _ in batched] if len(second) == 1 and None not in second else []
+
+
+def _split_text(name: str, leaf: torch.Tensor, dim: int, samples: int) -> str:
+    """Return the option `split` that divides equally many rows per sample, or that names a function if they are not equally many."""
+    count, rest = divmod(leaf.shape[dim], samples)
+    place = f", {dim}" if dim else ""
+    function = f"lambda rows, samples: rows.split([{count} * n for n in samples]{place})" if not rest else "function"
+    return f'split={{"{name}": {function}}}'
 
 
 def batch_dims_text(items: Iterable[tuple[str, Any]]) -> str:

@@ -214,6 +214,11 @@ def told(call: Callable[[], object]) -> str:
         ((torch.randn(8, 5, 6), torch.ones(5, 5)), 'batch_dims={"mask": None} for what all samples share'),
         ((torch.randn(8, 5, 6), torch.ones(5, 8)), 'batch_dims={"mask": 1} for another batch dimension'),
         ((torch.randn(4, 8, 6), torch.randn(3, 8, 6)), 'batch_dims={"x": 1, "mask": 1} for another batch dimension'),
+        (
+            (torch.randn(4, 8, 6), torch.randn(64, 3)),
+            '; split={"mask": lambda rows, samples: rows.split([16 * n for n in samples])} if the rows of mask belong to samples',
+        ),
+        ((torch.randn(4, 8, 6), torch.randn(7, 3)), '; split={"mask": function} if the rows of mask belong to samples'),
     ],
 )
 def test_a_disagreement_names_the_option_to_paste(args: tuple[torch.Tensor, ...], line: str) -> None:

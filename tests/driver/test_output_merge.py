@@ -127,3 +127,36 @@ def test_a_branch_that_the_whole_mini_batch_takes_otherwise_is_warned_of(samples
     assert torch.equal(output, torch.cat([model(part) for part in x.chunk(2)]))
     assert torch.allclose(output, model(x)) != warns  # up to rounding: kernels may round two rows otherwise than four
     assert any("at_most_four (batch_size <= 4): pipe(x) goes" in str(one.message) for one in caught) == warns
+
+
+class Checked(nn.Module):
+    """Code that is kept whole names a buffer: it reads it, or writes it in a branch that is not taken."""
+
+    def __init__(self, *, writes: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.writes = nn.Linear(3, 4), nn.Linear(4, 4), writes
+        self.register_buffer("mean", torch.ones(4))
+
+    def read(self, h: torch.Tensor) -> torch.Tensor:
+        return h * float(h.detach().square().sum() >= 0) - self.mean.to(h.dtype)
+
+    def write(self, h: torch.Tensor) -> torch.Tensor:
+        if float(h.detach().square().sum()) < 0:
+            self.mean.add_(1)
+        return h - self.mean.to(h.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        h = self.write(h) if self.writes else self.read(h)
+        return self.b(h * self.mean).std(0)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_buffer_that_code_kept_whole_only_reads_is_no_state_that_changes(writes: bool) -> None:
+    model = Checked(writes=writes)
+    pipe, x = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=3), torch.randn(6, 3)
+    if writes:
+        with pytest.raises(pc.InputError, match="state of the model that every micro-batch changes"):
+            pipe(x)
+    else:
+        torch.testing.assert_close(pipe(x), model(x))

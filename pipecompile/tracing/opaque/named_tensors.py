@@ -1,4 +1,4 @@
-"""Tensors of a model that code of the user's may write: those that it names, also in branches that no trial run takes.
+"""Tensors of a model that code of the user's may read or write: those that it names, also in branches that no trial run takes.
 
     self.count += 1                  names `count`: the buffer
     self.book.update(x)              names `book` and `update`: what the code of that method names of the submodule, and so on
@@ -21,6 +21,7 @@ from pipecompile.torch_private.modules import STATE_TABLES, buffers_of, children
 from pipecompile.tracing.container_items import CONTAINERS, values_in
 from pipecompile.tracing.loaded_names import attribute_names
 from pipecompile.tracing.model_pieces import Piece
+from pipecompile.tracing.opaque.attribute_uses import is_only_read
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
 from pipecompile.tracing.plain_functions import function_of
 from pipecompile.tracing.reachable_code import is_foreign
@@ -30,8 +31,12 @@ __all__ = ["attribute_tensors", "named_by", "named_tensors", "tensors_within"]
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
-def named_by(piece: Piece, model: nn.Module, block: BlockCall | None, arguments: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the tensors that a method, a plain function or a block of statements may write. A submodule has its own buffers.
+def named_by(
+    piece: Piece, model: nn.Module, block: BlockCall | None, arguments: Iterable[Any]
+) -> list[tuple[torch.Tensor, bool]]:
+    """Return the tensors that a method, a plain function or a block of statements names, and whether it only reads them.
+
+    A submodule has its own buffers.
 
     `arguments` are the leaves of those of a call, or the values that a block reads. Call this when no method of the model is replaced.
     """
@@ -46,13 +51,18 @@ def named_by(piece: Piece, model: nn.Module, block: BlockCall | None, arguments:
     elif piece.is_part and not piece.is_module:
         owner = model.get_submodule(piece.path)
         owners, codes = [owner], list(_methods(owner, piece.method))
-    return [*named_tensors(owners, codes, texts)]
+    named = [*named_tensors(owners, codes, texts)]
+    written = {id(tensor) for tensor, only_read in named if not only_read}
+    return [(tensor, id(tensor) not in written) for tensor, _ in named]
 
 
 def named_tensors(
     owners: Iterable[nn.Module], codes: Iterable[CodeType], texts: frozenset[str] = frozenset()
-) -> Iterator[torch.Tensor]:
-    """Yield the buffers, and the tensors that are plain attributes, that code with these modules and names at hand may write."""
+) -> Iterator[tuple[torch.Tensor, bool]]:
+    """Yield the buffers, and the tensors that are plain attributes, that code with these modules and names at hand names.
+
+    Each comes with whether this code only reads it, which is known of buffers alone.
+    """
     codes = tuple(codes)
     pending = [(owner, code) for owner in owners for code in codes]
     seen: set[tuple[int, int]] = set()
@@ -65,10 +75,10 @@ def named_tensors(
         for module in _modules(owner, names):
             is_called = module is not owner
             if is_called and is_foreign(type(module)):
-                yield from module.buffers()
+                yield from ((tensor, False) for tensor in module.buffers())
                 continue
             named = names | {"forward"} if is_called else names
-            yield from _tensors(module, named)
+            yield from _tensors(module, named, code)
             pending += [(module, method) for name in sorted(named) for method in _methods(module, name)]
 
 
@@ -102,9 +112,12 @@ def _modules(owner: nn.Module, names: frozenset[str]) -> list[nn.Module]:
     return found
 
 
-def _tensors(module: nn.Module, names: frozenset[str]) -> Iterator[torch.Tensor]:
-    for table in (buffers_of(module), vars(module)):
-        yield from tensors_within([table[name] for name in sorted(names & table.keys())])
+def _tensors(module: nn.Module, names: frozenset[str], code: CodeType) -> Iterator[tuple[torch.Tensor, bool]]:
+    buffers, attributes = buffers_of(module), vars(module)
+    for name in sorted(names & buffers.keys()):
+        yield from ((tensor, is_only_read(code, name)) for tensor in tensors_within(buffers[name]))
+    found = tensors_within([attributes[name] for name in sorted(names & attributes.keys())])
+    yield from ((tensor, False) for tensor in found)
 
 
 def tensors_within(value: Any) -> Iterator[torch.Tensor]:

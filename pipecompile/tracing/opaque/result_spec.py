@@ -152,6 +152,7 @@ def _separate(spec: LeafSpec, written: Sequence[int]) -> LeafSpec:
 def _merged(calls: Sequence[TrialCall], sizes: Sequence[int | None]) -> TrialCall:
     """Return the first call with all that the others read, and the work of the heaviest: a call may skip what it is for."""
     used = {id(tensor): tensor for call in calls for tensor in call.used}
+    read = [{id(tensor) for tensor in call.only_read} for call in calls]
     flops = [sum(kernel[0] for kernel in call.work) for call in calls]
     place = flops.index(max(flops))
     scale = (sizes[0] or 1) / (sizes[place] or 1)
@@ -159,6 +160,7 @@ def _merged(calls: Sequence[TrialCall], sizes: Sequence[int | None]) -> TrialCal
     return replace(
         calls[0],
         used=tuple(used.values()),
+        only_read=tuple(tensor for tensor in calls[0].only_read if all(id(tensor) in each for each in read)),
         trained=tuple({id(tensor): tensor for call in calls for tensor in call.trained}.values()),
         written=tuple(sorted({position for call in calls for position in call.written})),
         work=[(count * scale, moved * scale, dtype) for count, moved, dtype in heaviest.work],

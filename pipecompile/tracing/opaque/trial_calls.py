@@ -44,6 +44,7 @@ class TrialCall:
     used                    tensors of the model that the call read or may write, and that are not the piece's own; those of modules
                             that a block names
     trained                 parameters of the model that the call wrote in place
+    only_read               buffers among `used` that no code of the piece writes, as far as its source says, and no call wrote
     reads_foreign_tensors   it read tensors that an earlier call made and that are not among its arguments
     work, saved_bytes       its kernels, and the bytes that autograd saved for the backward, without the model's tensors
     draws_random            it drew random numbers
@@ -66,9 +67,11 @@ class TrialCall:
     block: BlockCall | None = None
     left: LeftAttributes = NOTHING_LEFT
     selects: bool = False
+    only_read: tuple[torch.Tensor, ...] = ()
 
     @property
     def state(self) -> tuple[torch.Tensor, ...]:
         """The tensors of the model that the call may write: of parameters, those that it wrote."""
-        state = [tensor for tensor in self.used if not isinstance(tensor, nn.Parameter)]
+        read = {id(tensor) for tensor in self.only_read}
+        state = [tensor for tensor in self.used if not isinstance(tensor, nn.Parameter) and id(tensor) not in read]
         return (*state, *self.trained)

@@ -66,7 +66,7 @@ def _run(
     model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], reseed: int, *, has_hooks: bool, thins: bool
 ) -> dict[Piece, list[TrialCall]]:
     """Run the model once. Without hooks on what autograd saves, all memory that a call allocates counts as saved."""
-    calls: dict[Piece, list[tuple[TrialCall, list[Any]]]] = {piece: [] for piece in pieces}
+    calls: dict[Piece, list[_Notes]] = {piece: [] for piece in pieces}
     kernels = _KernelMode(model, MaskThinning(_tensors((args, kwargs)), is_active=thins), has_hooks=has_hooks)
     with ExitStack() as stack:
         for context in _contexts(model, calls, kernels):
@@ -79,7 +79,7 @@ def _run(
 
 
 def _contexts(
-    model: nn.Module, calls: dict[Piece, list[tuple[TrialCall, list[Any]]]], kernels: _KernelMode
+    model: nn.Module, calls: dict[Piece, list[_Notes]], kernels: _KernelMode
 ) -> tuple[AbstractContextManager[Any], ...]:
     """Return the contexts of a trial run, in which the calls of pieces are noted with the values that they get."""
     outside = OutsideNames(model)
@@ -109,12 +109,16 @@ def _contexts(
     )
 
 
-def _with_named(piece: Piece, model: nn.Module, call: TrialCall, values: Iterable[Any]) -> TrialCall:
-    """Return the notes on a call that also uses what its code may write in other runs."""
+def _with_named(piece: Piece, model: nn.Module, call: TrialCall, values: Iterable[Any], written: set[int]) -> TrialCall:
+    """Return the notes on a call that also uses what its code names for other runs. It wrote the buffers with ids in `written`."""
     named = named_by(piece, model, call.block, values)
-    used = {id(tensor): tensor for tensor in (*call.used, *call.trained, *named)}
-    return replace(call, used=tuple(used.values()))
+    used = {id(tensor): tensor for tensor in (*call.used, *call.trained, *(tensor for tensor, _ in named))}
+    only_read = {id(tensor): tensor for tensor, is_read in named if is_read and id(tensor) not in written}
+    return replace(call, used=tuple(used.values()), only_read=tuple(only_read.values()))
 
+
+_Notes = tuple[TrialCall, list[Any], set[int]]
+"""The notes on a call, the values that it got, and the ids of the buffers that it wrote."""
 
 _STRIDE = 97
 """Draws between trial runs. After a single one, a loop that draws per layer would drop the same layers, shifted by one."""
@@ -183,6 +187,7 @@ class _CallObserver:
         self.state = {memory_key(t): t for t in (*kernels.model.parameters(), *kernels.model.buffers())}
         self.given, self.arguments = arguments, argument_leaves(arguments)
         self.weights = [(tensor, version_of(tensor)) for tensor in kernels.model.parameters()]
+        self.buffers = [(tensor, version_of(tensor)) for tensor in kernels.model.buffers()]
         self.versions = [version_of(leaf) if isinstance(leaf, torch.Tensor) else 0 for leaf in self.arguments]
         self.known = {memory_key(tensor) for tensor in (*own, *_tensors(self.arguments))}
         self.makers = dict(kernels.makers)
@@ -212,11 +217,12 @@ class _CallObserver:
             flops = float(count_flops(*args, **kwargs, out_val=result)) if count_flops else 0.0
             self.work.append((flops, float(moved_bytes), dtype))
 
-    def notes_on(self, run: Callable[..., Any], args: Any, kwargs: Any) -> tuple[TrialCall, list[Any]]:
-        """Return the notes on the call, and the values that it got. Raise UnsuitableBlock."""
+    def notes_on(self, run: Callable[..., Any], args: Any, kwargs: Any) -> _Notes:
+        """Return the notes on the call, the values that it got, and the ids of the buffers that it wrote. Raise UnsuitableBlock."""
+        written = {id(buffer) for buffer, version in self.buffers if version_of(buffer) != version}
         if isinstance(run, BlockCall):
-            return self.block_call(run), flatten_containers((run.values, run.fixed))[0]
-        return self.trial_call(), argument_leaves((args, kwargs))
+            return self.block_call(run), flatten_containers((run.values, run.fixed))[0], written
+        return self.trial_call(), argument_leaves((args, kwargs)), written
 
     def block_call(self, block: BlockCall) -> TrialCall:
         """Return the notes on the call of a block, which also uses what it may use in other runs. Raise UnsuitableBlock."""

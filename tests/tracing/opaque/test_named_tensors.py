@@ -91,10 +91,10 @@ def plain_function(model: Model) -> None:
 
 
 def named(model: Model, piece: Piece, *arguments: Any) -> set[str]:
-    """Return the names of the tensors that a piece may write."""
+    """Return the names of the tensors that a piece names, with "=" before those that it only reads."""
     names = {id(tensor): name for name, tensor in (*model.named_buffers(), *model.named_parameters())}
     names |= {id(model.plain): "plain", id(model.stats["n"][0]): "n"}
-    return {names[id(tensor)] for tensor in named_by(piece, model, None, arguments)}
+    return {"=" * is_read + names[id(tensor)] for tensor, is_read in named_by(piece, model, None, arguments)}
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def named(model: Model, piece: Piece, *arguments: Any) -> set[str]:
         ("one", {"mean"}),
         ("wrapped", {"mean"}),
         ("of_property", {"top"}),
-        ("of_table", {"table.rows", "table.other"}),
-        ("calls", {"table.other"}),
+        ("of_table", {"table.rows", "=table.other"}),
+        ("calls", {"=table.other"}),
         ("of_norm", {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}),
         ("attributes", {"plain", "n"}),
         ("by_text", {"mean"}),
@@ -124,8 +124,9 @@ def test_a_plain_function_names_attributes_of_the_modules_that_it_gets() -> None
 
 def test_texts_count_as_names() -> None:
     model = Model()
-    (found,) = named_tensors([model], [Model.nothing.__code__], frozenset({"top"}))
+    ((found, is_read),) = named_tensors([model], [Model.nothing.__code__], frozenset({"top"}))
     assert found is model.top
+    assert not is_read
 
 
 def test_a_module_has_its_own_buffers() -> None:
