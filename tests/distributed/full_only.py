@@ -1,6 +1,9 @@
 """Cases of the ranks that run with `--full` alone: the same as others, with another model or mesh. This module imports nothing, as pytest imports it."""
 
 FULL_ONLY = (
+    "copied stages, direct",
+    "copied stages, dualpipe",
+    "copied stages, shards",
     "deep looped",
     "deep plain",
     "deep vee",

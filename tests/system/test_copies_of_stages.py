@@ -87,6 +87,7 @@ def _loop(model: nn.Module, x: Tensor, target: Tensor) -> float:
     return total
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("schedule", "n_stages"), [("chimera", 2), ("chimera", 3), ("dualpipe", 2), ("dualpipe", 4)])
 @pytest.mark.parametrize("kind", MODELS)
