@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 from datetime import timedelta
 from pathlib import Path
+from signal import SIGABRT
 from threading import Event
+from warnings import warn
 
 import pytest
 import torch
@@ -108,6 +111,8 @@ def test_wrong_numbers_are_refused(options: dict[str, int], what: str, tmp_path:
 
 
 def _save_and_fail_on_rank(rank: int, folder: str) -> None:
+    stacks = Path(f"{folder}/stacks.{rank}").open("w")  # noqa: SIM115 open to the end of the process
+    faulthandler.enable(stacks)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(minutes=2))
     state = {f"{rank}.weight": torch.full((4,), float(rank))}
@@ -142,8 +147,21 @@ def _save_and_fail_on_rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def saved_by_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with what two ranks have written. A rank that was done and aborts at its exit is reported by a warning: this has
+    been seen in complete runs of the tests, "terminate called without an active exception", and its cause is not known.
+    """
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(_save_and_fail_on_rank, (str(folder),), nprocs=2)
+    processes = mp.spawn(_save_and_fail_on_rank, (str(folder),), nprocs=2, join=False).processes
+    for rank, process in enumerate(processes):
+        process.join(150)
+        process.kill()
+        process.join()
+        stacks = (folder / f"stacks.{rank}").read_text()
+        assert process.exitcode == 0 or (process.exitcode == -SIGABRT and (folder / f"destroyed.{rank}").exists()), (
+            stacks
+        )
+        if process.exitcode:
+            warn(f"rank {rank} aborted at its exit:\n{stacks}", stacklevel=1)
     return folder
 
 
