@@ -239,7 +239,10 @@ def _seal(path: Path, sums: Mapping[str, tuple[int, str]], keep: int | None, sav
         dist.broadcast_object_list(said, first, savers.group, device=device)
     if said[0]:
         what = f"the checkpoint {path} cannot be written"
-        raise InputError(what, where=said[0], hint="the one before is as it was") from cause
+        try:
+            raise InputError(what, where=said[0], hint="the one before is as it was") from cause
+        finally:
+            del cause  # else it refers to itself by this frame, and keeps the process group
 
 
 def _gathered(path: Path, savers: Savers | None) -> dict[str, tuple[int, str]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import faulthandler
+import gc
 from datetime import timedelta
 from pathlib import Path
-from signal import SIGABRT
 from threading import Event
-from warnings import warn
 
 import pytest
 import torch
@@ -111,8 +109,6 @@ def test_wrong_numbers_are_refused(options: dict[str, int], what: str, tmp_path:
 
 
 def _save_and_fail_on_rank(rank: int, folder: str) -> None:
-    stacks = Path(f"{folder}/stacks.{rank}").open("w")  # noqa: SIM115 open to the end of the process
-    faulthandler.enable(stacks)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(minutes=2))
     state = {f"{rank}.weight": torch.full((4,), float(rank))}
@@ -145,24 +141,26 @@ def _save_and_fail_on_rank(rank: int, folder: str) -> None:
     assert not checkpoint_saving._groups
 
 
+def _save_without_collection(rank: int, folder: str) -> None:
+    """Save and fail without garbage collection, then write which threads of process groups are left."""
+    gc.disable()
+    _save_and_fail_on_rank(rank, folder)
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+    Path(f"{folder}/threads.{rank}").write_text(" ".join(name for name in names if "gloo" in name))
+
+
 @pytest.fixture(scope="module")
 def saved_by_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with what two ranks have written. A rank that was done and aborts at its exit is reported by a warning: this has
-    been seen in complete runs of the tests, "terminate called without an active exception", and its cause is not known.
-    """
     folder = tmp_path_factory.mktemp("ranks")
-    processes = mp.spawn(_save_and_fail_on_rank, (str(folder),), nprocs=2, join=False).processes
-    for rank, process in enumerate(processes):
-        process.join(150)
-        process.kill()
-        process.join()
-        stacks = (folder / f"stacks.{rank}").read_text()
-        assert process.exitcode == 0 or (process.exitcode == -SIGABRT and (folder / f"destroyed.{rank}").exists()), (
-            stacks
-        )
-        if process.exitcode:
-            warn(f"rank {rank} aborted at its exit:\n{stacks}", stacklevel=1)
+    mp.spawn(_save_without_collection, (str(folder),), nprocs=2)
     return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have names in /proc, on Linux")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_save_that_failed_keeps_no_process_group(rank: int, saved_by_ranks: Path) -> None:
+    """The error on the first rank was in a circle with its own frame. Threads of gloo were left at the exit, and the process aborted."""
+    assert (saved_by_ranks / f"threads.{rank}").read_text() == ""
 
 
 def test_a_write_that_fails_on_the_first_rank_is_told_on_all(saved_by_ranks: Path) -> None:
