@@ -204,7 +204,7 @@ class RankBackend:
             return norms
         return ReplicatedNorms(norms, self.copies, lambda: self.model if self.replicas.is_unlike else None)
 
-    def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:  # noqa: ARG002 mirrors know it
+    def executable(self, mirrors: Mirrors) -> Callable[..., Executable]:
         assert isinstance(mirrors, TiedCopies)  # of the program's binding
         return partial(
             RankExecutable,

@@ -266,9 +266,9 @@ class RankPipeline(RankModule):
         super().reschedule(schedule, n_microbatches)
         try:
             check_runs_on_ranks(self._cache.options)
+            others = other_placements(self._cache.options)
             for recording in self._cache.entries:
-                own = recording.plan.placement, *other_placements(self._cache.options)
-                check_placed(own, recording.mirrors.placements)
+                check_placed((recording.plan.placement, *others), recording.mirrors.placements)
         except (InputError, ScheduleError):
             self._cache.reschedule(before)
             raise

@@ -89,7 +89,7 @@ class Backend(Protocol):
     def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
         """Return the deferred BatchNorm statistics of a step over all copies of the pipeline."""
 
-    def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:
+    def executable(self, mirrors: Mirrors) -> Callable[..., Executable]:
         """Return the constructor of what runs a program."""
 
     def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
@@ -170,7 +170,7 @@ class ProcessBackend:
     def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
         return norms
 
-    def executable(self, plan: Plan, mirrors: Mirrors) -> Callable[..., Executable]:  # noqa: ARG002
+    def executable(self, mirrors: Mirrors) -> Callable[..., Executable]:  # noqa: ARG002
         return Executable
 
     def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:

@@ -168,7 +168,7 @@ class _Bound:
         program = self.form.lower(first, self.form.schedule(first, self.routes), self.routes)
         devices, parts = first.options.devices, first.options.partitions
         binding = ProgramBinding(program, self.cells, devices, first.graph, mirrors, norms, partitions=parts)
-        self.executable = context.backend.executable(first.plan, mirrors)(binding)
+        self.executable = context.backend.executable(mirrors)(binding)
 
 
 def _check_placement(recordings: Sequence[Specialization]) -> None:

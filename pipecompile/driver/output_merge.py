@@ -124,7 +124,7 @@ def _without_tail(
     plan_routes = routes(graph, stage_of, outputs={*tail.departing, *others})
     stages = split(graph, plan_routes, stage_of, specialization.stage_devices)
     mirrors, norms = place(graph, stages, plan, options, context)
-    executable = context.backend.executable(plan, mirrors)
+    executable = context.backend.executable(mirrors)
     return replace(
         specialization, routes=plan_routes, stages=stages, mirrors=mirrors, norms=norms, executable=executable,
         executables={}, schedules={}, merging=None, _codes=(),

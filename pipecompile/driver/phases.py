@@ -98,7 +98,7 @@ def specialize(
         mirrors, norms = log.run("place", place, graph, stages, planned.plan, options, context)
     guards = graph.facts.reads.guards() if graph.facts.reads else None  # after tensors have moved to their homes
     plan, overlaps = planned.plan, backend.overlaps
-    executable, final = backend.executable(plan, mirrors), options.with_recompute(plan.recompute)
+    executable, final = backend.executable(mirrors), options.with_recompute(plan.recompute)
     specialization = Specialization(
         graph, request.signature, plan, final, plan_routes, stages, mirrors, norms, executable, log, guards, overlaps
     )

@@ -58,7 +58,7 @@ def slice_stages(specialization: Specialization, batch: SlicedBatch, context: Co
     mirrors, norms = place(graph, stages, plan, specialization.options, context)
     form = replace(
         specialization, graph=graph, routes=plan_routes, stages=stages, mirrors=mirrors, norms=norms,
-        executable=context.backend.executable(plan, mirrors), executables={}, schedules={}, merging=None, losses={},
+        executable=context.backend.executable(mirrors), executables={}, schedules={}, merging=None, losses={},
         counts={}, slicing={}, states=states, _codes=(), _flow=None,
     )  # fmt: skip
     return SlicedStages(form, flow, states, batch.length)

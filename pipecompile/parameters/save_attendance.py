@@ -25,7 +25,7 @@ _PATIENCE = 1.0
 """Seconds that a rank waits for others to fail as well, before it names those that do not."""
 
 ABSENT = "did not come to it"
-"""What is said of ranks that have not begun the save."""
+"""Words of the errors about ranks that have not begun the save."""
 
 
 class RankMissing(InputError):

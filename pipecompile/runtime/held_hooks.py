@@ -117,11 +117,10 @@ class HeldHooks:
         modules = [module for cell in self._cells for module in cell.modules]
         names = {id(own): name for module in modules for name, own in module.named_parameters()}
         shared = [one for one in unheld if used[id(one)] > 1]
-        for one in shared or (unheld if has_copies else ()):
+        if shared or has_copies:
             self._is_warned = True
-            text = _PER_STAGE if shared else _PER_COPY
-            warn(text.format(names[id(one)].removeprefix("_of_model."), advice), RecordingWarning)
-            return
+            name = names[id((shared or unheld)[0])].removeprefix("_of_model.")
+            warn((_PER_STAGE if shared else _PER_COPY).format(name, advice), RecordingWarning)
 
     def _stages(self, parameter: torch.Tensor) -> frozenset[int]:
         """Return the stages whose backward can reach a parameter."""

@@ -79,9 +79,9 @@ def test_without_replicas_norms_are_those_of_the_rank_and_nothing_is_sharded() -
 
 
 def test_a_rank_executable_needs_the_copies_of_ranks() -> None:
-    (backend, _), plan = on_ranks(lambda backend: backend), Any
+    backend, _ = on_ranks(lambda backend: backend)
     with pytest.raises(AssertionError):
-        backend.executable(plan, Mirrors())
+        backend.executable(Mirrors())
 
 
 def test_a_tensor_lives_on_its_home_and_an_unused_tensor_on_the_first_device() -> None:

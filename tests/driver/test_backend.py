@@ -29,7 +29,7 @@ def test_one_process_plans_and_shares_nothing() -> None:
     assert backend.deferred_norms(norms) is norms
     assert backend.gather_text("topic", "text") == ["text"]
     assert backend.united(["a", "b"]) == {"a", "b"}
-    assert backend.executable(PLAN, Mirrors()) is Executable
+    assert backend.executable(Mirrors()) is Executable
     with backend.without_collectives(nn.Identity(), options_of()) as entered:
         assert entered is None
 

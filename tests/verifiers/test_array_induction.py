@@ -9,7 +9,7 @@ from pipecompile.verifiers.array_induction import is_legal_program, is_legal_sch
 
 
 def test_many_repetitions_follow_from_few() -> None:
-    """What is looked at has some repetitions; a million of them would be 10 million instructions."""
+    """Some repetitions are looked at; a million of them would be 10 million instructions."""
     schedule = build_periodic("1f1b", 4, 1_000_000)
     assert is_legal_schedule(schedule, chain(4), 4)
     assert is_legal_program(lower_periodic(schedule), 4)

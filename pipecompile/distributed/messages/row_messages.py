@@ -43,16 +43,12 @@ def departures(program: Program) -> tuple[Departure, ...]:
         for instruction in row
         if instruction.op is Op.SEND and instruction.peer == HOST
     ]
-    outputs = [(device, value) for device, value in values if value.consumer is None]
-    losses = defaultdict[int, list[int]](list)
-    for device, value in outputs:
-        if value.name == LOSS:
-            losses[device].append(value.microbatch)
-    own = (
-        Departure(device, value.name, tuple(sorted(losses[device])) if value.name == LOSS else (value.microbatch,))
-        for device, value in outputs
-    )
-    return tuple(dict.fromkeys(own))
+    departing = defaultdict[tuple[int, str, int | None], list[int]](list)
+    for device, value in values:
+        if value.consumer is None:
+            alone = None if value.name == LOSS else value.microbatch
+            departing[device, value.name, alone].append(value.microbatch)
+    return tuple(Departure(device, name, tuple(sorted(own))) for (device, name, _), own in departing.items())
 
 
 def incoming(program: Program, device: int) -> dict[int, tuple[str, ...]]:
@@ -101,7 +97,7 @@ def summary(program: Program) -> str:
 
 
 class RoutedRecording(Protocol):
-    """A recording with its number, its routes, the names of its inputs, and the mirrors, which know the devices of its stages and of their copies."""
+    """A recording: its number, its routes, the names of its inputs, and its mirrors with the placements of its stages and their copies."""
 
     @property
     def number(self) -> int: ...

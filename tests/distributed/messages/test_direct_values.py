@@ -128,7 +128,7 @@ def test_another_layout_than_agreed_is_refused_by_its_sender(second: Any, text: 
 
 
 def test_a_gradient_that_is_none_arrives_as_zeros_once_its_layout_is_known() -> None:
-    """Where all labels of a micro-batch are ignored, its loss has no backward: the step failed."""
+    """A micro-batch of which all labels are ignored has no backward of its loss: the step failed."""
     gradients = None, torch.ones(3), None
 
     def run(values: DirectValues) -> Any:

@@ -1,4 +1,4 @@
-"""What a forward makes for its hooks is another object for each micro-batch; what was there before is one."""
+"""Objects that a forward makes for its hooks are others for each micro-batch; those from before the call are one for all."""
 
 from __future__ import annotations
 
