@@ -32,9 +32,17 @@ def green_streams(device: torch.device, count: int, driver: Any = None) -> tuple
 
     `driver` is the module of the driver's functions, for tests. Raise NoPartitionsError.
     """
-    cu = _driver() if driver is None else driver
-    index = device.index or 0
     torch.zeros(1, device=device)  # the context that torch computes in
+    try:
+        return _split(_driver() if driver is None else driver, device.index or 0, count)
+    except (
+        RuntimeError,
+        AttributeError,
+    ) as error:  # of cuda.bindings, for a function that a driver or the package lacks
+        raise NoPartitionsError(f"the driver has no green contexts ({error})") from None
+
+
+def _split(cu: Any, index: int, count: int) -> tuple[tuple[Any, ...], int]:
     card = _called(cu, cu.cuDeviceGet(index))
     whole = _called(cu, cu.cuDeviceGetDevResource(card, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
     each = whole.sm.smCount // count // GRANULE * GRANULE

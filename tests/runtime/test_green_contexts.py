@@ -82,3 +82,21 @@ def test_parts_of_a_card_have_no_multiprocessor_in_common(monkeypatch: pytest.Mo
     for name in ("cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuGreenCtxCreate", "cuGreenCtxStreamCreate"):
         with pytest.raises(NoPartitionsError, match="the driver says 801"):
             green_streams(torch.device("cuda:1"), 4, Driver(132, name))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError('Function "cuGreenCtxCreate" not found'), AttributeError("cuGreenCtxCreate")]
+)
+def test_a_driver_or_a_package_without_green_contexts_has_no_partitions(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuda.bindings raises a RuntimeError for a function that the driver lacks, and an older one has no such name: both passed."""
+    monkeypatch.setattr(green_contexts.torch, "zeros", lambda *_, **__: None)
+    driver = Driver(132)
+
+    def missing(*_: object) -> None:
+        raise error
+
+    driver.functions["cuGreenCtxCreate"] = missing
+    with pytest.raises(NoPartitionsError, match=r"no green contexts .*cuGreenCtxCreate"):
+        green_streams(torch.device("cuda:1"), 4, driver)
