@@ -207,15 +207,19 @@ class LossDivisor:
             return arguments[0] if self.compute is None else self.compute(*arguments, size)
 
     def of(self, values: Mapping[str, Any], size: int) -> torch.Tensor:
-        """Return the divisor for the inputs of `size` samples, by name: a number as a float64 tensor."""
+        """Return the divisor for the inputs of `size` samples, by name: a number as a float64 tensor on the CPU."""
+        return self._counted(values, size).cpu()
+
+    def _counted(self, values: Mapping[str, Any], size: int) -> torch.Tensor:
+        """Return the divisor on the device of what it is computed from."""
         result = self.value(values, size)
         with torch.no_grad():
             if not self.is_target:
-                return torch.as_tensor(result, device="cpu").double()
+                return (result if isinstance(result, torch.Tensor) else torch.as_tensor(result, device="cpu")).double()
             counted: torch.Tensor = result != self.ignored
             if self.weight is not None:
                 counted = self.weight.to(result.device)[result.masked_fill(~counted, 0)].double() * counted
-            return counted.sum().double().cpu()
+            return counted.sum().double()
 
     def fed_by(self, sources: Sequence[LossDivisor]) -> LossDivisor:
         """Return the divisor with its inputs computed by these sources."""
@@ -234,10 +238,11 @@ class LossDivisor:
         return not bool((labels == self.ignored).any())
 
     def shares(self, whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], sizes: tuple[int, ...]) -> Weights:
-        """Return the weight of each micro-batch in the loss; sizes in samples."""
-        total = self.of(whole, sum(sizes))
+        """Return the weight of each micro-batch in the loss; sizes in samples. A GPU is waited for once."""
+        pairs = (whole, sum(sizes)), *zip(parts, sizes, strict=True)
         with torch.inference_mode(False):
-            weights = torch.stack([self.of(part, size) for part, size in zip(parts, sizes, strict=True)]) / total
+            counts = torch.stack([self._counted(values, size) for values, size in pairs]).cpu()
+            weights = counts[1:] / counts[0]
             return weights.tolist(), weights
 
 

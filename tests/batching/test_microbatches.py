@@ -13,6 +13,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.batching.call_inputs import flatten
 from pipecompile.batching.microbatches import (
+    LossDivisor,
     loss_gradients,
     loss_weights,
     scatter,
@@ -135,3 +136,17 @@ def test_weights_are_in_single_precision_only_where_it_has_them_exactly(
     weights, tensor = loss_weights(parts, mean=True)
     assert tensor.dtype is dtype
     assert tensor.double().tolist() == weights == [size / sum(parts) for size in parts]
+
+
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 4.0])])
+def test_the_shares_of_all_microbatches_are_one_wait_for_a_gpu(
+    weight: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each micro-batch was a wait of the host, if the target was on a GPU."""
+    labels, to_host = torch.tensor([0, -100, 1, 2, -100, -100]), torch.Tensor.cpu
+    read = list[torch.Size]()
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: read.append(self.shape) or to_host(self))
+    divisor = LossDivisor(("t",), is_target=True, weight=weight)
+    shares, tensor = divisor.shares({"t": labels}, [{"t": part} for part in labels.split(2)], (2, 2, 2))
+    assert shares == tensor.tolist() == pytest.approx([1 / 3, 2 / 3, 0] if weight is None else [1 / 7, 6 / 7, 0])
+    assert read == [(4,)]
