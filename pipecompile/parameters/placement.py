@@ -17,6 +17,7 @@ from pipecompile.errors import InfeasibleError, InputError
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import Stage
+from pipecompile.parameters.moved_state import note_moved
 from pipecompile.parameters.tied_mirrors import Mirror, MirroredModule, Mirrors
 from pipecompile.parameters.uninitialized import UninitializedTensors
 from pipecompile.text.units import BYTES, written
@@ -89,6 +90,7 @@ class Homes:
         elif tensor.device != device:
             here = tensor.device
             _put(tensor, device)
+            note_moved(tensor, here)
             if self._moved is not None:
                 self._moved.append((tensor, here))
 
