@@ -1,9 +1,17 @@
-"""Collectives over a process group. A rank that waits for the others checks the status board, so no rank waits for a rank that failed."""
+"""Collectives over a process group. A rank that waits for the others checks the status board, so no rank waits for a rank that failed.
+
+    on a CPU      start ── ... ── wait: the host waits
+    on a GPU      start ── ... ── wait: the current stream waits ── ... ── end of the call: the host waits
+
+What ranks agree on is on the CPU, and goes through a group of ours, so that no stream is waited for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import sleep
 from typing import Any
 
@@ -16,9 +24,10 @@ from pipecompile.distributed.failures.board_watch import PATIENCE, POLL, await_r
 from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
 from pipecompile.distributed.failures.signal_handler_errors import is_from_handler
 from pipecompile.distributed.messages.own_groups import own_group
-from pipecompile.torch_private.process_groups import device_types
+from pipecompile.torch_private.accelerators import is_accelerator
+from pipecompile.torch_private.process_groups import has_gloo_alone
 
-__all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective"]
+__all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective", "with_gradients"]
 
 COLLECTIVE_PART = "its part of a collective"
 """Name, on the status board, of the value that a rank of a group owes to the others."""
@@ -58,37 +67,28 @@ class CollectiveGroup:
         """The ranks, as `torchrun` numbers them."""
         return tuple(dist.get_process_group_ranks(self.group))
 
-    @property
-    def own(self) -> dist.ProcessGroup:
-        """The process group of ours with these ranks: a failed pipeline leaves the mesh's as it is."""
-        return own_group(self.group)
-
-    def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a small tensor on a device whose tensors the group can send: NCCL has no CPU tensors."""
-        types = device_types(self.group)
-        return tensor.detach().clone() if tensor.device.type in types else tensor.detach().to(types[0])
+    def own(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        """Return the process group of ours with these ranks, if it takes the tensor: a failed pipeline leaves the mesh's as it is."""
+        return own_group(self.group, tensor.device.type)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks, on the device of the tensor."""
-        return self.start_sum(self._sendable(tensor)).wait().to(tensor.device)
+        """Return the sum over all ranks. All have their tensors on devices of one type."""
+        return self.start_sum(tensor.detach().clone()).wait()
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the maximum over all ranks, element by element, on the device of the tensor."""
-        return self._start_all_reduce(self._sendable(tensor), dist.ReduceOp.MAX).wait().to(tensor.device)
+        """Return the maximum over all ranks, element by element. All have their tensors on devices of one type."""
+        return self._start_all_reduce(tensor.detach().clone(), dist.ReduceOp.MAX).wait()
 
     def all_gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Return the tensors `(width,)` of all ranks as the rows of a tensor `(ranks, width)`, on the device of the tensor."""
-        sent = self._sendable(row)
-        rows = sent.new_empty(self.size, row.numel())
-        self.wait(_all_gather(rows.view(-1), sent, self.own, async_op=True))
-        return rows.to(row.device)
+        """Return the tensors `(width,)` of all ranks as the rows of a tensor `(ranks, width)`. All are on devices of one type."""
+        return self.start_all_gather(row.detach()).wait()
 
     def start_all_gather(self, row: torch.Tensor, into: torch.Tensor | None = None) -> PendingCollective:
         """Start to gather the tensors `(width,)` of all ranks; the result is `(ranks, width)`, in the memory of `into` if it is given.
         `row` must not change until then.
         """
         rows = row.new_empty(self.size, row.numel()) if into is None else into.view(self.size, row.numel())
-        work = _all_gather(rows.view(-1), row, self.own, async_op=True)
+        work = _all_gather(rows.view(-1), row, self.own(row), async_op=True)
         return PendingCollective(self, work, rows)
 
     def all_gather_text(self, text: str) -> list[str]:
@@ -111,27 +111,48 @@ class CollectiveGroup:
         ):  # gloo's reduce-scatter is an all-reduce as well, and its work has no `is_completed`
             return PendingCollective(self, self.start_sum(rows).work, rows[self.index])
         own = rows.new_empty(rows.shape[1])
-        work = _reduce_scatter(own, rows.view(-1), group=self.own, async_op=True)
+        work = _reduce_scatter(own, rows.view(-1), group=self.own(rows), async_op=True)
         return PendingCollective(self, work, own)
 
     def _start_all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> PendingCollective:
-        return PendingCollective(self, dist.all_reduce(tensor, op, self.own, async_op=True), tensor)
+        return PendingCollective(self, dist.all_reduce(tensor, op, self.own(tensor), async_op=True), tensor)
 
-    def wait(self, work: dist.Work | None) -> None:
-        """Wait for a collective. Raises RankLost."""
+    def wait(self, work: dist.Work | None, tensor: torch.Tensor) -> None:
+        """Wait for a collective of a tensor; on a GPU with the current stream, and with the host when the call ends. Raises RankLost."""
         assert work is not None
-        start = checked = awake()
-        try:
-            while self.size > 1 and not work.is_completed():
-                sleep(_POLL_WORK)
-                if (now := awake()) - checked > POLL:
-                    checked = now
-                    self._check(checked - start)
+        is_launched = is_accelerator(tensor.device) and not has_gloo_alone(self.own(tensor))
+        with self._connected():
+            if self.size > 1 and not is_launched:
+                self._poll(work.is_completed)
             work.wait()
+        if is_launched:
+            event = torch.accelerator.current_stream(tensor.device).record_event()
+            self.communicator.groups.launched(self.group, partial(self._wait_for, event))
+
+    def _wait_for(self, event: torch.Event) -> None:
+        """Wait for a stream that waits for a collective. Raises RankLost."""
+        with self._connected():
+            self._poll(event.query)
+        self.communicator.check_verdict()  # what is aborted is over as well
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Raise RankLost for an error of a collective in this context."""
+        try:
+            yield
         except RuntimeError as error:
             if is_from_handler(error):
                 raise
             raise self._lost(f"the connection to it is gone: {str(error).partition(chr(10))[0]}") from None
+
+    def _poll(self, is_over: Callable[[], bool]) -> None:
+        """Return when a collective is over. Raises RankLost."""
+        start = checked = awake()
+        while not is_over():
+            sleep(_POLL_WORK)
+            if (now := awake()) - checked > POLL:
+                checked = now
+                self._check(checked - start)
         if checked != start:
             self.communicator.board.clear_wait()
 
@@ -181,7 +202,7 @@ class PendingCollective:
 
     def wait(self) -> torch.Tensor:
         """Return the result. Raises RankLost."""
-        self.group.wait(self.work)
+        self.group.wait(self.work, self.result)
         return self.result
 
 
@@ -214,3 +235,11 @@ class GradientBucket:
             self.result = result.clone() if result.nbytes < result.untyped_storage().nbytes() else result
         assert self.result is not None
         return self.result
+
+
+def with_gradients(is_there: Sequence[bool], counts: torch.Tensor) -> Sequence[bool]:
+    """Return whether any rank has a gradient, per parameter of a bucket; `is_there` says it of this one, and `counts` has their number.
+
+    A GPU is waited for only where this rank lacks one.
+    """
+    return is_there if all(is_there) else [count > 0 for count in counts.tolist()]

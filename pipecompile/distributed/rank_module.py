@@ -124,6 +124,7 @@ class RankModule(Pipeline):
         self._communicator.begin(in_copy=in_copy)
         with self._communicator.guarded():
             yield
+            self._communicator.groups.settle()
 
     def _batch(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None, entries: Any = None
@@ -206,8 +207,7 @@ class RankModule(Pipeline):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        named = self.model.named_buffers(prefix, recurse, remove_duplicate)
-        yield from ((name, buffer) for name, buffer in named if self._is_here(buffer))
+        yield from (one for one in self.model.named_buffers(prefix, recurse, remove_duplicate) if self._is_here(one[1]))
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True

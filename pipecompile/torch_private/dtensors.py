@@ -73,9 +73,10 @@ def cut_further(tensor: torch.Tensor, own: torch.Tensor, mesh: DeviceMesh) -> DT
 
 def like(pattern: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """Return the tensor of which each rank has its `own` elements, with the shape and sharding of `pattern`."""
+    shaped = own.view(part_of(pattern).shape).detach()  # a view that was made without grad cannot be written with it
     if not isinstance(pattern, DTensor):
-        return own.view(pattern.shape)
-    shaped, layout = own.view(part_of(pattern).shape), (pattern.device_mesh, pattern.placements)
+        return shaped
+    layout = pattern.device_mesh, pattern.placements
     return DTensor.from_local(shaped, *layout, run_check=False, shape=pattern.shape, stride=pattern.stride())
 
 

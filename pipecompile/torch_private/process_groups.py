@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _get_default_store, _world
 
 __all__ = [
+    "abort_nccl",
     "close_connections",
     "default_store",
     "device_types",
@@ -27,6 +30,11 @@ __all__ = [
     "timeout_of",
     "without_timeout",
 ]
+
+_ABORT = 10.0
+"""Seconds in which the communicators of a group are to be aborted. `ncclCommAbort` itself may hang."""
+
+_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 _MADE: Counter[tuple[int, ...]] = Counter()
 """Number of groups of some of the ranks that this process has made, per ranks: these make them in the same order."""
@@ -59,11 +67,11 @@ def without_timeout(backend: Any) -> None:
     backend._set_default_timeout(timedelta(days=30))
 
 
-def gloo_group(backend: Any, store: Store, like: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a process group with one gloo backend for the devices of another group, outside of torch's list of groups. 2.11."""
+def gloo_group(backend: Any, store: Store, kinds: Iterable[str]) -> dist.ProcessGroup:
+    """Return a process group with one gloo backend for devices of these types, outside of torch's list of groups. 2.11."""
     group = dist.ProcessGroup(store, backend.rank(), backend.size())
-    for device in like._device_types:
-        group._register_backend(device, dist.ProcessGroup.BackendType.GLOO, backend)
+    for kind in kinds:
+        group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
     return group
 
 
@@ -76,11 +84,33 @@ def has_gloo_alone(group: dist.ProcessGroup) -> bool:
 def nccl_backend(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> Any:
     """Return an NCCL backend outside of any process group: communicators of its own. The ranks meet in `store`. 2.11.
 
-    The flight recorder notes its calls under `name`.
+    The flight recorder notes its calls under `name`. Torch does not end the process for an error of it: by default it does so a minute
+    after a peer is gone, whatever was raised and caught meanwhile. A backend reads the variable for that when it is made.
     """
     options: Any = dist.ProcessGroupNCCL.Options()
     options._timeout, options.group_name = timeout, name
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+    before = os.environ.get(_ERROR_HANDLING)
+    os.environ[_ERROR_HANDLING] = "0"
+    try:
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    finally:
+        del os.environ[_ERROR_HANDLING]
+        os.environ |= {} if before is None else {_ERROR_HANDLING: before}
+
+
+def abort_nccl(group: dist.ProcessGroup) -> None:
+    """End what is under way on the communicators of NCCL of a group, which cannot be used any more; wait some seconds for that. 2.11."""
+    backends = {id(backend): backend for backend in map(group._get_backend, group._device_types)}
+    for backend in backends.values():
+        if not isinstance(backend, dist.ProcessGroupGloo) and hasattr(backend, "abort"):
+            thread = Thread(target=_aborted, args=(backend,), name="pipecompile-abort", daemon=True)
+            thread.start()
+            thread.join(_ABORT)
+
+
+def _aborted(backend: Any) -> None:
+    with suppress(RuntimeError):
+        backend.abort()
 
 
 def device_types(group: dist.ProcessGroup) -> tuple[str, ...]:

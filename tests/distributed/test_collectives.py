@@ -11,10 +11,18 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from pipecompile.distributed import collectives
-from pipecompile.distributed.collectives import COLLECTIVE_PART, CollectiveGroup, GradientBucket, PendingCollective
+from pipecompile.distributed.collectives import (
+    COLLECTIVE_PART,
+    CollectiveGroup,
+    GradientBucket,
+    PendingCollective,
+    with_gradients,
+)
 from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
 from pipecompile.distributed.failures.status_board import StatusBoard
+from pipecompile.distributed.messages.own_groups import GroupUse
 from pipecompile.distributed.protocol import ENDED
+from pipecompile.distributed.rank_mesh import RankMesh
 
 RANKS = (4, 5, 7)
 
@@ -32,19 +40,23 @@ def test_results_of_one_rank_are_its_own_values(group: CollectiveGroup) -> None:
     assert group.all_gather(value).tolist() == [[1.0, -2.0]]
 
 
-def test_small_tensors_travel_on_a_device_of_the_group(group: CollectiveGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a group with NCCL alone: before, norms and agreements were sent from the CPU, which NCCL refuses."""
-    sent: list[torch.device] = []
-
-    def all_reduce(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
-        sent.append(tensor.device)
-        return SimpleNamespace(is_completed=lambda: True, wait=lambda: None)
-
-    monkeypatch.setattr(collectives, "device_types", lambda _: ("meta",))
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, target: torch.empty_like(self, device=target))
-    assert group.sum(torch.ones(2)).device.type == group.max(torch.ones(2)).device.type == "cpu"
-    assert sent == [torch.device("meta")] * 2
+def test_the_host_waits_for_a_gpu_when_the_call_ends(group: CollectiveGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, it waited for each collective, and launched nothing meanwhile."""
+    log, use = list[str](), GroupUse(RankMesh.of(None))
+    over = iter([False, True])
+    event = SimpleNamespace(query=lambda: log.append("host looks") or next(over))
+    stream = SimpleNamespace(record_event=lambda: log.append("event") or event)
+    work = SimpleNamespace(is_completed=lambda: log.append("host waits"), wait=lambda: log.append("stream waits"))
+    group.communicator = cast(Any, SimpleNamespace(current=lambda one: one, groups=use, check_verdict=lambda: None))
+    monkeypatch.setattr(collectives, "is_accelerator", lambda _: True)
+    monkeypatch.setattr(collectives, "has_gloo_alone", lambda _: False)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: stream)
+    pending = PendingCollective(group, cast(Any, work), torch.ones(2))
+    assert pending.wait() is pending.result
+    assert log == ["stream waits", "event"]
+    use.settle()
+    use.settle()
+    assert log[2:] == ["host looks"] * 2
 
 
 def test_a_sum_is_a_new_tensor_and_a_started_sum_is_in_place(group: CollectiveGroup) -> None:
@@ -65,7 +77,7 @@ def test_the_sum_of_a_bucket_goes_on_to_further_groups() -> None:
         def start_sum(self, tensor: torch.Tensor) -> PendingCollective:
             return PendingCollective(self, None, tensor * 2)
 
-        def wait(self, work: object) -> None:
+        def wait(self, work: object, tensor: torch.Tensor) -> None:
             pass
 
     first, last = Doubling(), Doubling()
@@ -108,7 +120,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[CollectiveGroup, list[Stat
 
 def lost(group: CollectiveGroup, work: Never) -> RankLost:
     with pytest.raises(RankLost) as caught:
-        group.wait(cast(Any, work))
+        group.wait(cast(Any, work), torch.ones(1))
     return caught.value
 
 
@@ -146,10 +158,17 @@ def test_a_rank_that_has_ended_is_named_and_how_before_those_that_may_be_late(
 
 def test_an_exception_of_a_signal_handler_passes(waiting: tuple[CollectiveGroup, list[StatusBoard]]) -> None:
     with pytest.raises(RuntimeError, match="of a handler"):  # raised by Python of this test, as a handler does
-        waiting[0].wait(cast(Any, Never("of a handler")))
+        waiting[0].wait(cast(Any, Never("of a handler")), torch.ones(1))
 
 
 def test_a_wait_ends_when_a_rank_reports_a_failure(waiting: tuple[CollectiveGroup, list[StatusBoard]]) -> None:
     group, boards = waiting
     boards[2].post_failure(FailureReport(7, "ValueError: no"))
     assert lost(group, Never()).is_posted
+
+
+def test_the_counts_of_gradients_are_read_where_one_is_missing_alone() -> None:
+    """They are on the GPU with the gradients: reading them is a wait of the host."""
+    unread = cast(torch.Tensor, None)
+    assert with_gradients([True, True], unread) == [True, True]
+    assert with_gradients([True, False, False], torch.tensor([2.0, 1.0, 0.0])) == [True, True, False]

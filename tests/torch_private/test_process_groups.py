@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from pipecompile.torch_private import process_groups
 from pipecompile.torch_private.process_groups import (
+    abort_nccl,
     close_connections,
     default_store,
     device_types,
@@ -74,10 +79,31 @@ def test_a_backend_outside_of_all_groups_sends_to_itself() -> None:
 def test_a_group_outside_of_all_groups_has_the_devices_of_another() -> None:
     assert dist.group.WORLD is not None
     assert has_gloo_alone(dist.group.WORLD)
-    group = gloo_group(gloo_backend(dist.HashStore(), 0, 1, timedelta(seconds=7)), dist.HashStore(), dist.group.WORLD)
+    kinds = device_types(dist.group.WORLD)
+    group = gloo_group(gloo_backend(dist.HashStore(), 0, 1, timedelta(seconds=7)), dist.HashStore(), kinds)
     dist.all_reduce(value := torch.ones(2), group=group)
     assert value.tolist() == [1.0, 1.0]
-    assert sorted(device_types(group)) == sorted(device_types(dist.group.WORLD))
+    assert sorted(device_types(group)) == sorted(kinds)
+
+
+def test_communicators_of_nccl_are_aborted_and_those_of_gloo_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_groups, "_ABORT", 0.05)
+    ended, never = [], Event()
+
+    class Nccl:
+        def abort(self) -> None:
+            ended.append(self)
+            never.wait(5)  # ncclCommAbort may hang
+
+    nccl, gloo = Nccl(), gloo_backend(dist.HashStore(), 0, 1, timedelta(seconds=7))
+    backends = {"cpu": gloo, "cuda": nccl, "other": nccl}
+    group: Any = SimpleNamespace(_device_types=[*backends], _get_backend=backends.get)
+    start = monotonic()
+    abort_nccl(group)
+    never.set()
+    assert ended == [nccl]
+    assert monotonic() - start < 4
+    dist.all_reduce(torch.ones(1), group=gloo_group(gloo, dist.HashStore(), ["cpu"]))
 
 
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="torch without NCCL")
@@ -87,10 +113,18 @@ def test_an_nccl_backend_has_the_timeout_and_the_name(monkeypatch: pytest.Monkey
 
         def __init__(self, store: object, rank: int, size: int, options: Any) -> None:
             self.given = rank, size, options._timeout, options.group_name
+            handling.append(os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"])
 
+    handling = list[str]()
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Backend)
     given = 1, 2, timedelta(days=30), "link"
-    assert nccl_backend(dist.HashStore(), *given).given == given
+    for before in (None, "1"):
+        with monkeypatch.context() as patch:
+            if before is not None:
+                patch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", before)
+            assert nccl_backend(dist.HashStore(), *given).given == given
+            assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == before
+    assert handling == ["0"] * 2  # torch would end the process a minute after a peer is gone
 
 
 def test_all_connections_are_closed_though_that_to_one_peer_is_gone() -> None:

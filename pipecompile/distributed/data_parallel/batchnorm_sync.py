@@ -138,9 +138,9 @@ class ReplicatedNorms(DeferredNorms):
                 self._settle_by_name(model)
             elif updated := [(call, call.seen) for norm in self.norms for call in norm.calls if call.seen is not None]:
                 rows = self.replicas.all_gather(torch.cat([_row(seen) for _, seen in updated]))
-                widths = [1 + 2 * len(seen.mean) for _, seen in updated]
-                for (call, _), parts in zip(updated, rows.split_with_sizes(widths, 1), strict=True):
-                    call.seen = _moments(call.layer, parts)
+                parts = _by_layer(rows, [1 + 2 * len(seen.mean) for _, seen in updated])
+                for (call, _), (part, total) in zip(updated, parts, strict=True):
+                    call.seen = _moments(call.layer, part, total)
         super().settle()
 
     def _settle_by_name(self, model: nn.Module) -> None:
@@ -158,12 +158,12 @@ class ReplicatedNorms(DeferredNorms):
             return
         nothing = {key: _no_row(one.channels) for key, one in all_calls.items()}
         parts = [_row(own[key].seen) if key in own else row for key, row in nothing.items()]  # type: ignore[arg-type]
-        rows = self.replicas.all_gather(torch.cat([part.to(parts[0].device) for part in parts]))
-        columns = rows.split_with_sizes([len(row) for row in nothing.values()], 1)
+        rows = self.replicas.all_gather(torch.cat([part.cpu() for part in parts]))
+        columns = _by_layer(rows, [len(row) for row in nothing.values()])
         counted = {name for name, _ in own}
-        for (key, one), column in zip(all_calls.items(), columns, strict=True):
+        for (key, one), (column, total) in zip(all_calls.items(), columns, strict=True):
             layer = cast(NormBase, model.get_submodule(one.name))
-            seen = _moments(layer, column)
+            seen = _moments(layer, column, total)
             if key in own:
                 own[key].seen = seen
             else:
@@ -203,10 +203,16 @@ def _calls_in(text: str) -> list[ObservedCall]:
     return msgspec.json.decode(text, type=list[ObservedCall])
 
 
-def _moments(layer: NormBase, rows: torch.Tensor) -> BatchMoments:
+def _by_layer(rows: torch.Tensor, widths: Sequence[int]) -> Iterator[tuple[torch.Tensor, float]]:
+    """Return the columns of each layer, and the count of all replicas. A GPU is waited for once."""
+    parts = rows.split_with_sizes([*widths], 1)
+    return zip(parts, torch.stack([part[:, 0] for part in parts]).sum(1).tolist(), strict=True)
+
+
+def _moments(layer: NormBase, rows: torch.Tensor, total: float) -> BatchMoments:
     """Return the statistics of one layer over all replicas, from a row as in `_merged`."""
     rows = rows.to(layer.running_mean.device) if layer.running_mean is not None else rows
-    return _averaged(rows) if isinstance(layer, InstanceNorm) else _merged(rows)
+    return _averaged(rows, total) if isinstance(layer, InstanceNorm) else _merged(rows, total)
 
 
 def _row(seen: BatchMoments) -> torch.Tensor:
@@ -214,17 +220,16 @@ def _row(seen: BatchMoments) -> torch.Tensor:
     return torch.cat([seen.mean.new_tensor([seen.count]), seen.mean, seen.spread])
 
 
-def _averaged(rows: torch.Tensor) -> BatchMoments:
+def _averaged(rows: torch.Tensor, total: float) -> BatchMoments:
     """Average the statistics of one InstanceNorm layer, from a row as in `_merged`."""
-    shares = rows[:, :1] / rows[:, 0].sum()
+    shares = rows[:, :1] / total
     mean, variance = (shares * rows[:, 1:]).sum(0).chunk(2)
-    return BatchMoments(float(rows[:, 0].sum()), mean, variance)
+    return BatchMoments(total, mean, variance)
 
 
-def _merged(rows: torch.Tensor) -> BatchMoments:
-    """Merge the statistics of one layer, from a row `(replicas, 1 + 2 * channels)` of each replica."""
+def _merged(rows: torch.Tensor, total: float) -> BatchMoments:
+    """Merge the statistics of one layer, from a row `(replicas, 1 + 2 * channels)` of each replica, of `total` values together."""
     channels = rows.shape[1] // 2
     counts, means, spreads = rows.split_with_sizes([1, channels, channels], 1)
-    total = float(counts.sum())
     mean = (counts * means).sum(0) / total
     return BatchMoments(total, mean, spreads.sum(0) + (counts * (means - mean).square()).sum(0))

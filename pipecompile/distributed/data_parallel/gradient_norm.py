@@ -65,7 +65,8 @@ def spread_infinities(
     The scaler of a rank without gradients is told, so that all keep one scale.
     """
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+    finite = [gradient.isfinite().all() for gradient in gradients]
+    is_finite = not finite or bool(torch.stack(finite).all())  # a GPU is waited for once
     has_infinity = torch.tensor(float(not is_finite), device="cpu")
     for group in groups:
         has_infinity = group.max(has_infinity)

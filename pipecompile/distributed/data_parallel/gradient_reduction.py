@@ -14,7 +14,7 @@ from torch import nn
 from pipecompile.distributed.agreement.copy_calls import other_modes, rows_of_copies
 from pipecompile.distributed.agreement.state_of_copies import StateOfCopies
 from pipecompile.distributed.agreement.weights_of_copies import WeightsOfCopies, shortened
-from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket
+from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket, with_gradients
 from pipecompile.distributed.data_parallel.held_gradients import HeldGradients, Part
 from pipecompile.distributed.data_parallel.sharded_parameters import ShardedParameters, weigh_in_place, weighed
 from pipecompile.distributed.failures.failure_report import Disagreement, StageDisagreement
@@ -179,7 +179,8 @@ class GradientReduction:
             parameter.grad = None
             if one is not None:
                 own.add_(one)
-        return GradientBucket(parameters, self.group.start_sum(flat), (), partial(_set_gradients, parameters, sizes))
+        settle = partial(_set_gradients, parameters, sizes, is_there)
+        return GradientBucket(parameters, self.group.start_sum(flat), (), settle)
 
     @torch.no_grad()
     def own_parts(self) -> list[Part]:
@@ -233,8 +234,10 @@ def _check_parts(running: Sequence[Sequence[float]], unit: str) -> None:
         )
 
 
-def _set_gradients(parameters: Sequence[nn.Parameter], sizes: Sequence[int], flat: torch.Tensor) -> None:
-    """Take the gradients out of a reduced bucket; a parameter without a gradient on any rank gets none."""
+def _set_gradients(
+    parameters: Sequence[nn.Parameter], sizes: Sequence[int], is_there: Sequence[bool], flat: torch.Tensor
+) -> None:
+    """Set the gradients to their parts of a reduced bucket; a parameter without a gradient on any rank gets none."""
     *gradients, counts = flat.split_with_sizes(sizes)
-    for parameter, gradient, count in zip(parameters, gradients, counts.tolist(), strict=True):
-        parameter.grad = like(parameter, gradient.clone()) if count else None
+    for parameter, gradient, has_one in zip(parameters, gradients, with_gradients(is_there, counts), strict=True):
+        parameter.grad = like(parameter, gradient) if has_one else None

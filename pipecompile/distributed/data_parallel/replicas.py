@@ -172,7 +172,8 @@ def broadcast_from_first(tensors: Iterable[torch.Tensor], group: CollectiveGroup
     """Overwrite tensors by those of the first replica. Raises RankLost."""
     if group is not None:
         for tensor in tensors:
-            group.wait(dist.broadcast(local(tensor.detach()), group=group.own, group_src=0, async_op=True))
+            sent = local(tensor.detach())
+            group.wait(dist.broadcast(sent, group=group.own(sent), group_src=0, async_op=True), sent)
 
 
 def check_unwrapped(model: nn.Module) -> None:

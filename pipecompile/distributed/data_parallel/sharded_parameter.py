@@ -144,8 +144,8 @@ class ShardedParameter:
         return padded(gradient, size * self.width).view(shape)
 
     def add_gradient(self, gradient: torch.Tensor) -> None:
-        """Add a padded gradient `(width,)` to that of the shard."""
-        own = like(self.shard, gradient[: self.local.numel()].clone())
+        """Add a padded gradient `(width,)` to that of the shard, which may become a part of it."""
+        own = like(self.shard, gradient[: self.local.numel()])
         self.shard.grad = own if self.shard.grad is None else self.shard.grad.add_(own)
 
 

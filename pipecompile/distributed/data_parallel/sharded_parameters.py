@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket, PendingCollective
+from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket, PendingCollective, with_gradients
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel.held_gradients import HeldGradients, Part
 from pipecompile.distributed.data_parallel.sharded_parameter import ShardedParameter, padded
@@ -261,13 +261,14 @@ class ShardedParameters:
             if part is not None:
                 column.add_(one.rows(part, group.size))
         pending = group.start_reduce_scatter(rows)
-        return GradientBucket([p.whole for p in parameters], pending, replicas, partial(_add_gradients, parameters))
+        settle = partial(_add_gradients, parameters, is_there)
+        return GradientBucket([p.whole for p in parameters], pending, replicas, settle)
 
 
-def _add_gradients(parameters: Sequence[ShardedParameter], row: torch.Tensor) -> None:
+def _add_gradients(parameters: Sequence[ShardedParameter], is_there: Sequence[bool], row: torch.Tensor) -> None:
     *gradients, counts = row.split_with_sizes([*(parameter.width for parameter in parameters), len(parameters)])
-    for parameter, gradient, count in zip(parameters, gradients, counts.tolist(), strict=True):
-        if count:
+    for parameter, gradient, has_one in zip(parameters, gradients, with_gradients(is_there, counts), strict=True):
+        if has_one:
             parameter.add_gradient(gradient)
 
 

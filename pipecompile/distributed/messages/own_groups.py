@@ -3,16 +3,21 @@
     the mesh's group of ranks 0, 2     what layers, metrics and other code of the user send
     our group of ranks 0, 2            what pipelines send; a failed step ends it, and the next pipeline of the mesh opens another
 
+    a mesh on GPUs                     NCCL: gradients, parameters, statistics
+    our group beside it                gloo: what ranks agree on, which is on the CPU, and for which no GPU is waited
+
 A step that fails leaves ranks at different collectives of a group. Whatever is sent in it next meets a message of another size, and
 gloo ends the process. So a group of ours is closed at a failure, and the mesh's groups stay as they are.
 
 Groups meet in the store of the pipeline that opens them: names of torch's groups depend on how many a process has made. A group with
-NCCL has no other beside it. It is spent after a failure, and so is a group that layers of the model send in.
+NCCL is spent after a failure, and so is a group that layers of the model send in. A collective that is under way in it would wait for
+ever for ranks that have left the step, and the GPU with it, so its communicators are aborted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -24,7 +29,9 @@ from pipecompile.distributed.protocol import ABORT
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import InputError
 from pipecompile.torch_private.process_groups import (
+    abort_nccl,
     close_connections,
+    device_types,
     gloo_backend,
     gloo_group,
     has_gloo_alone,
@@ -52,19 +59,22 @@ def open_own_groups(ranks: RankMesh, store: Store) -> None:
     Raises RuntimeError if a rank does not come within the timeout of `init_process_group`.
     """
     limit = timedelta(seconds=ranks.timeout)
-    for place, group in enumerate(_replaced(ranks)):
+    for place, group in enumerate(ranks.groups):
         members = dist.get_process_group_ranks(group)
         meeting = PrefixStore(f"group/{place}/{'-'.join(map(str, members))}", store)
         backend = gloo_backend(meeting, group.rank(), group.size(), limit)
         without_timeout(backend)
         _BACKENDS[group] = backend
-        if has_gloo_alone(group):
-            _OWN[group] = gloo_group(backend, meeting, group)
+        kinds = device_types(group) if has_gloo_alone(group) else ()
+        _OWN[group] = gloo_group(backend, meeting, {"cpu", *kinds})
 
 
-def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the group of ours with the ranks of a mesh's group; that group itself if it has NCCL, or none is open."""
-    return _OWN.get(group, group)
+def own_group(group: dist.ProcessGroup, device_type: str = "cpu") -> dist.ProcessGroup:
+    """Return the group with the ranks of a mesh's group in which pipelines send tensors of devices of a type: ours, or that group itself
+    if it has NCCL for them, or none is open.
+    """
+    ours = _OWN.get(group)
+    return ours if ours is not None and device_type in device_types(ours) else group
 
 
 class GroupUse:
@@ -76,6 +86,7 @@ class GroupUse:
     def __init__(self, ranks: RankMesh) -> None:
         self.ranks = ranks
         self._layers: list[dist.ProcessGroup] = []
+        self._launched: deque[tuple[dist.ProcessGroup, Callable[[], None]]] = deque()
         self._openings = self._drops = 0
         self.note_layers([ranks.tensor_group])
 
@@ -87,7 +98,7 @@ class GroupUse:
     @property
     def is_open(self) -> bool:
         """Whether this process has groups of ours for all groups of the mesh."""
-        return all(group in _BACKENDS for group in _replaced(self.ranks))
+        return all(group in _BACKENDS for group in self.ranks.groups)
 
     @property
     def is_stale(self) -> bool:
@@ -107,7 +118,21 @@ class GroupUse:
 
     def drop(self) -> None:
         """Close and forget our groups beside those of the mesh. Groups with NCCL, and those in which layers send, are spent."""
+        under_way = {group for group, _ in self._launched}
+        self._launched.clear()
         drop_own_groups(self.ranks, self._layers)
+        for group in under_way:
+            abort_nccl(group)
+
+    def launched(self, group: dist.ProcessGroup, wait: Callable[[], None]) -> None:
+        """Note a collective that a stream waits for, and how the host waits for it."""
+        self._launched.append((group, wait))
+
+    def settle(self) -> None:
+        """Return when all collectives that streams wait for are over. Raises RankLost."""
+        for _, wait in [*self._launched]:  # another thread may drop the groups
+            wait()
+        self._launched.clear()
 
 
 def drop_own_groups(ranks: RankMesh, layer_groups: Iterable[dist.ProcessGroup]) -> None:
@@ -132,8 +157,3 @@ def require_unspent(groups: Iterable[dist.ProcessGroup | None], ranks: Iterable[
             hint="mesh=init_device_mesh(...) made anew, for parallelize_module and SyncBatchNorm too; or the ranks started again, from "
             "the last checkpoint",
         )
-
-
-def _replaced(ranks: RankMesh) -> tuple[dist.ProcessGroup, ...]:
-    """Return the groups of a mesh beside which there is one of ours: those of gloo, and that of the pipeline, for messages."""
-    return tuple(group for group in ranks.groups if group is ranks.group or has_gloo_alone(group))

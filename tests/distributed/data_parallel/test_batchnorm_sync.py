@@ -27,7 +27,7 @@ def test_statistics_of_parts_of_unequal_sizes_are_merged() -> None:
     for part in (samples[:2], samples[2:]):
         mean = part.mean(0)
         rows.append(torch.cat([torch.tensor([float(len(part))]), mean, (part - mean).square().sum(0)]))
-    merged = _merged(torch.stack(rows))
+    merged = _merged(torch.stack(rows), 9.0)
     assert merged.count == 9
     torch.testing.assert_close(merged.mean, samples.mean(0))
     torch.testing.assert_close(merged.spread, samples.var(0) * 8)

@@ -24,21 +24,19 @@ class Twins(CollectiveGroup):
     size, index = 2, 0
 
     def __init__(self) -> None:
-        self.started = list[int]()
+        self.started, self.sent = list[int](), list[torch.Tensor]()
         self.apart = torch.zeros(11)
-
-    def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone()
 
     def start_sum(self, tensor: torch.Tensor) -> PendingCollective:
         self.started.append(tensor.numel())
+        self.sent.append(tensor)
         return PendingCollective(self, None, tensor.mul_(2))
 
     def all_gather(self, row: torch.Tensor) -> torch.Tensor:
         return torch.stack([row, row + self.apart[: len(row)]])
 
-    def wait(self, work: object) -> None:
-        del work
+    def wait(self, work: object, tensor: torch.Tensor) -> None:
+        del work, tensor
 
 
 def pair() -> tuple[Replicas, Twins, list[nn.Parameter]]:
@@ -93,6 +91,19 @@ def test_a_bucket_starts_without_a_copy_that_the_host_waits_for(monkeypatch: pyt
             patch.setattr(torch.Tensor, "to", lambda *_, **how: how["non_blocking"])
             replicas.reduce({id(parameters[0])})
     assert group.started[0] == 2 + 1
+
+
+def test_gradients_are_parts_of_their_bucket_and_can_be_written() -> None:
+    """Each was copied out of the bucket again, which took the memory of all gradients once more."""
+    replicas, group, parameters = pair()
+    with replicas.reduced(lambda: iter(parameters), samples=None):
+        for parameter in parameters:
+            add(parameter, 1.0)
+    for parameter in parameters:
+        assert parameter.grad is not None
+        assert parameter.grad.untyped_storage().data_ptr() == group.sent[-1].untyped_storage().data_ptr()
+        parameter.grad.mul_(parameter.sum())  # in place, with grad mode
+        assert parameter.grad.requires_grad
 
 
 def test_frozen_parameters_are_not_reduced() -> None:

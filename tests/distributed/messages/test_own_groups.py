@@ -56,16 +56,38 @@ def test_groups_in_which_layers_send_are_spent_by_a_failure(ranks: RankMesh) -> 
     require_unspent([None, dist.new_group([0])], [0])
 
 
-def test_a_group_with_nccl_has_none_of_ours_and_is_spent_by_a_failure(
+def test_beside_a_group_with_nccl_there_is_one_for_the_cpu_and_a_failure_spends_it(
     ranks: RankMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What ranks agree on went over the GPU before, and the host waited for its stream."""
     monkeypatch.setattr(own_groups, "has_gloo_alone", lambda group: False)
+    aborted = list[object]()
+    monkeypatch.setattr(own_groups, "abort_nccl", aborted.append)
     use = GroupUse(ranks)
-    assert use.opened(HashStore(), is_new=True) is not None  # messages still go through gloo
-    assert own_group(ranks.group) is ranks.group
+    assert use.opened(HashStore(), is_new=True) is not None
+    assert own_group(ranks.group, "cuda") is ranks.group
+    ours = own_group(ranks.group)
+    assert ours is not ranks.group
+    dist.all_reduce(value := torch.ones(2), group=ours)
+    assert value.tolist() == [1.0, 1.0]
+    use.launched(ranks.group, lambda: None)
+    use.settle()
     use.drop()
+    assert not aborted  # nothing was under way
     with pytest.raises(InputError, match="init_device_mesh"):
         GroupUse(ranks)
+
+
+def test_a_failure_ends_a_collective_of_nccl_that_is_under_way(
+    ranks: RankMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel waited for ever for the ranks that had left the step, and so did whoever waited for the GPU."""
+    aborted = list[object]()
+    monkeypatch.setattr(own_groups, "abort_nccl", aborted.append)
+    use = GroupUse(ranks)
+    use.launched(ranks.group, lambda: None)
+    use.drop()
+    assert aborted == [ranks.group]
 
 
 def test_a_mesh_names_each_of_its_groups_once(ranks: RankMesh) -> None:
