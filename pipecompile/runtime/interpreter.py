@@ -35,9 +35,10 @@ from pipecompile.runtime.cells.state_turns import StateTurns
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import timed_cell
 from pipecompile.runtime.profiler_ranges import in_range
+from pipecompile.runtime.received_memory import free_received
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import STORE, Launch, Place, launches
-from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, free_received, launched
+from pipecompile.runtime.streams import DeviceStreams, Streams, StreamTask, launched
 from pipecompile.runtime.transport import Link, copy_into, take_from, then_free, upload_into
 from pipecompile.tracing.state.change_log import ChangeLog
 

@@ -18,11 +18,11 @@ import torch
 
 from pipecompile.ir import HOST, Op
 from pipecompile.runtime.gpu_spans import mark_origins
+from pipecompile.runtime.received_memory import copying_views
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.stream_events import Lane, Launch, Place
 from pipecompile.runtime.transport import ABORT, Aborted, Link, Upload, link
 from pipecompile.torch_private.accelerators import OnStreams, is_accelerator
-from pipecompile.torch_private.autograd_engine import other_users
 
 __all__ = [
     "CopyStream",
@@ -32,7 +32,6 @@ __all__ = [
     "StreamTask",
     "Streams",
     "allocated",
-    "free_received",
     "launched",
 ]
 
@@ -102,7 +101,7 @@ def launched(
     launches that come after this one: a launch waits for an event only when that has been recorded.
     """
     if task.op is Op.COMPUTE and task.received:
-        task = replace(task, run=_copying_views(task))
+        task = replace(task, run=copying_views(task.run, task.received, task.writes))
 
     def run(frame: Frame) -> None:
         for channel in follows:
@@ -122,20 +121,6 @@ def launched(
     return run
 
 
-def free_received(register: int, release: Callable[[Any], None]) -> Run:
-    """Return the function of the FREE of a value in a receive buffer, which keeps the tensor until the next copy into it.
-
-    `release` gets a tensor whose memory something else still holds: a gradient that is a view of it, or what autograd saved.
-    """
-
-    def run(frame: Frame) -> None:
-        value, frame.registers[register] = frame.registers[register], None
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided and other_users(value):
-            release(value)
-
-    return run
-
-
 def released_to(device: torch.device) -> Callable[[torch.Tensor], None]:
     """Return a function after which the memory of a tensor, once free, is reused when the compute of `device` is over."""
 
@@ -150,25 +135,6 @@ def allocated(nbytes: int, stream: Any) -> torch.Tensor:
     """Return so many bytes on the device of a stream, in memory that is reused in the order of that stream."""
     with OnStreams(stream):
         return torch.empty(nbytes, dtype=torch.uint8, device=stream.device)
-
-
-def _copying_views(task: StreamTask) -> Run:
-    """Return the task's function, copying outputs that are views of received inputs: that memory is written by the next copy."""
-
-    def run(frame: Frame) -> None:
-        received = {_memory(frame.registers[index]) for index in task.received} - {None}
-        task.run(frame)
-        for index in task.writes:
-            value = frame.registers[index]
-            if _memory(value) in received:
-                frame.registers[index] = value.detach().clone().requires_grad_(value.requires_grad)
-
-    return run
-
-
-def _memory(value: Any) -> int | None:
-    is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return value.untyped_storage().data_ptr() or None if is_plain else None
 
 
 class DeviceStreams:

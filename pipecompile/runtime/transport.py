@@ -45,7 +45,7 @@ class BlockingCopy(Link):
         self.target = target
 
     def receive(self, value: Any) -> Any:
-        return _copied_leaf(value, lambda tensor: tensor.to(self.target)) if isinstance(value, torch.Tensor) else value
+        return _copied(value, lambda tensor: tensor.to(self.target))
 
 
 class Upload(Link):
@@ -60,15 +60,23 @@ class Upload(Link):
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device == self.target:
             return tensor
-        is_staged = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.nbytes > SMALL_BYTES
-        pinned = _own_elements(tensor.detach()).pin_memory() if is_staged and not tensor.is_pinned() else tensor
+        is_strided = tensor.device.type == "cpu" and tensor.layout is torch.strided
+        is_staged = is_strided and (tensor.nbytes > SMALL_BYTES or tensor.is_pinned())
+        pinned = page_locked(_own_elements(tensor.detach())) if is_staged else tensor
         return _copied_leaf(pinned, lambda source: source.to(self.target, non_blocking=True)).requires_grad_(
             tensor.requires_grad
         )
 
 
+def page_locked(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in page-locked memory of ours, also of a tensor in such memory: the caller may write that when the step has been
+    launched, and the device reads it later.
+    """
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+
+
 def _own_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose elements do not share memory, as those of an expanded one do: `pin_memory` cannot write such a copy."""
+    """Return a tensor whose elements do not share memory, as those of an expanded one do: torch cannot write such a copy."""
     is_expanded = any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.contiguous() if is_expanded else tensor
 
@@ -84,16 +92,21 @@ class PeerCopy(Link):
         self.target = target
 
     def send(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return _copied_leaf(value, lambda tensor: tensor.to(self.target, non_blocking=True))
+        return _copied(value, lambda tensor: tensor.to(self.target, non_blocking=True))
 
 
 class CardCopy(Link):
     """Transfer between two pipeline devices on one GPU: a copy by the sender within the memory of the card."""
 
     def send(self, value: Any) -> Any:
-        return _copied_leaf(value, torch.clone) if isinstance(value, torch.Tensor) else value
+        return _copied(value, torch.clone)
+
+
+def _copied(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a copy of a tensor, or of the tensors in nested containers; any other value itself."""
+    if isinstance(value, torch.Tensor):
+        return _copied_leaf(value, copy)
+    return tree_map_only(torch.Tensor, lambda tensor: _copied_leaf(tensor, copy), value)
 
 
 def _copied_leaf(value: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -61,12 +61,19 @@ CYCLES_PER_SECOND = 2e9
 def to_device(value: Any, device: torch.device) -> Any:
     """Return an input or a target with its tensors on `device`, in nested containers too.
 
-    The host waits for a copy to the CPU: without that, torch copies into page-locked memory, which is read before the copy is over.
+    The host waits for a copy to the CPU: without that, torch copies into page-locked memory, which is read before the copy is over. So it
+    does for a copy from page-locked memory, which the caller may write before that.
     """
-    is_queued = is_accelerator(device)
     if isinstance(value, torch.Tensor):
-        return value if value.device == device else value.to(device, non_blocking=is_queued)
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=is_queued), value)
+        return _moved(value, device)
+    return tree_map_only(torch.Tensor, lambda tensor: _moved(tensor, device), value)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.device == device:
+        return tensor
+    is_queued = is_accelerator(device) and not (tensor.is_cpu and tensor.is_pinned())
+    return tensor.to(device, non_blocking=is_queued)
 
 
 def requested_device(*args: Any, **kwargs: Any) -> torch.device | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["KernelSettings", "kernel_settings", "set_kernel_settings", "settings_beside"]
+__all__ = ["KernelSettings", "captured_settings", "kernel_settings", "set_kernel_settings", "settings_beside"]
 
 KernelSettings = tuple[tuple[str, Any], ...]
 """Names of settings with their values."""
@@ -51,6 +51,15 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 def kernel_settings() -> KernelSettings:
     """Return the present settings."""
     return tuple([(name, read()) for name, (read, _) in _SETTINGS.items()])
+
+
+def captured_settings() -> tuple[Any, ...]:
+    """Return what decides which kernels a CUDA graph contains: the settings, and the precisions of float32 and of sums. 2.11."""
+    matmul = torch.backends.cuda.matmul
+    precisions = [torch._C._get_fp32_precision_getter("cuda", operation) for operation in ("matmul", "conv", "rnn")]
+    return (
+        *kernel_settings(), *precisions, matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction,
+    )  # fmt: skip
 
 
 _TOGETHER = (

@@ -22,6 +22,7 @@ __all__ = [
     "memory_state",
     "preserve_versions",
     "storage_key",
+    "strided_parts",
     "version_of",
 ]
 
@@ -64,13 +65,21 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
+def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the strided tensors that hold the elements of a tensor: itself, or the values and indices of a sparse one. 2.11."""
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    names = ("values", "crow_indices", "col_indices", "ccol_indices", "row_indices")
+    is_by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    is_compressed = is_by_rows or tensor.layout in (torch.sparse_csc, torch.sparse_bsc)
+    own = names[:3] if is_by_rows else (names[0], *names[3:])
+    return [getattr(tensor, name)() for name in own] if is_compressed else []
+
+
 def footprint(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements; of a sparse tensor, the bytes of its stored values and indices."""
     if tensor.layout is torch.strided:
         return tensor.nbytes
-    if tensor.layout is torch.sparse_coo:
-        return tensor._nnz() * tensor.element_size() + tensor._indices().nbytes
-    parts = ("values", "crow_indices", "col_indices", "ccol_indices", "row_indices")
-    compressed = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
-    names = parts[:3] if tensor.layout in compressed[0] else (parts[0], *parts[3:])
-    return sum(getattr(tensor, name)().nbytes for name in names) if tensor.layout in sum(compressed, ()) else 0
+    return sum(part.nbytes for part in strided_parts(tensor))

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipecompile.tracing.recompute_flag import region_recomputation
 from pipecompile.tracing.recomputed_region import RecomputedRegion
-from pipecompile.tracing.state.random_states import CPU_RANDOM
+from pipecompile.tracing.state.random_states import RANDOM_LOCK
 
 __all__ = ["RegionCall"]
 
@@ -56,7 +56,7 @@ class RegionCall:
         if torch.compiler.is_compiling():
             return call(partial(self._run, values), *given)  # type: ignore[no-any-return]
         kept = [value if place in self.held else None for place, value in enumerate(values)]
-        with CPU_RANDOM if self.redraws else nullcontext():
+        with RANDOM_LOCK if self.redraws else nullcontext():
             result: tuple[Any, ...] = call(_Runs(self, kept), *given, preserve_rng_state=False)
         return result
 
@@ -108,7 +108,7 @@ def _states(values: Sequence[Any]) -> list[_State]:
 @contextmanager
 def _restored(states: Sequence[_State], values: Sequence[Any]) -> Iterator[None]:
     """Set the generators to these states, and at the end back to the present ones."""
-    with CPU_RANDOM:
+    with RANDOM_LOCK:
         present = _states(values)
         try:
             for restore in states:

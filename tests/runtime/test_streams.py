@@ -10,7 +10,7 @@ import torch
 from pipecompile.ir import HOST, Op
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.stream_events import Launch
-from pipecompile.runtime.streams import DeviceStreams, StreamTask, free_received, launched
+from pipecompile.runtime.streams import DeviceStreams, StreamTask, launched
 
 CPU, GPUS = torch.device("cpu"), (torch.device("cuda:0"), torch.device("cuda:1"))
 
@@ -103,20 +103,6 @@ def test_after_a_run_copies_wait_for_what_reads_their_buffers(monkeypatch: pytes
     between = streams.stream((0, 1))
     streams.join()
     assert [end.notes for end in between.ends] == [[f"compute of {gpu}" for gpu in GPUS]] * 2  # type: ignore[attr-defined]
-
-
-def test_memory_that_something_holds_is_reused_after_the_compute_alone() -> None:
-    """A gradient that is a view of a received one becomes a `.grad`: before, its memory went back to the copies, which wait for nobody."""
-    released: list[torch.Tensor] = []
-    free, received = free_received(0, released.append), torch.zeros(4)
-    free(Frame([received, received], []))
-    assert not released
-    stolen = received.view(2, 2)
-    frame = Frame([received, received], [])
-    free(frame)
-    assert frame.registers == [None, received]
-    assert released == [received]
-    assert stolen is not None
 
 
 def test_only_two_different_gpus_copy_beside_compute() -> None:

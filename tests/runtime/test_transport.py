@@ -7,6 +7,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 
+from pipecompile.runtime import transport
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.transport import (
     ABORT,
@@ -47,19 +48,27 @@ def test_a_copy_is_a_leaf_that_requires_a_gradient_like_the_original(copied, req
     assert copied(None) is None
 
 
+@pytest.mark.parametrize("copied", [BlockingCopy(META).receive, PeerCopy(META).send])
+def test_tensors_in_containers_are_copied(copied) -> None:  # type: ignore[no-untyped-def]
+    """Between two GPUs they stayed on the first, and the second stage raised an error."""
+    found = copied((torch.ones(2, requires_grad=True), {"a": [torch.ones(1), 3]}))
+    assert found[0].is_meta
+    assert found[0].requires_grad
+    assert found[1]["a"][0].is_meta
+    assert found[1]["a"][1] == 3
+
+
 def test_an_upload_goes_through_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the thread that launches stood still for each copy, in the order of compute. Small copies do not wait."""
     pinned: list[torch.Size] = []
 
-    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+    def page_locked(tensor: torch.Tensor) -> torch.Tensor:
         pinned.append(tensor.shape)
         return tensor.clone()
 
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.shape[0] == 40000)
-    large, small, ready = torch.zeros(30000, requires_grad=True), torch.zeros(3), torch.zeros(40000)
-    there = torch.zeros(30000, device=META)
-    sent = Upload(META).send({"a": large, "b": [small, ready, there], "c": 5})
+    monkeypatch.setattr(transport, "page_locked", page_locked)
+    large, small, there = torch.zeros(30000, requires_grad=True), torch.zeros(3), torch.zeros(30000, device=META)
+    sent = Upload(META).send({"a": large, "b": [small, small, there], "c": 5})
     assert pinned == [large.shape]
     assert sent["c"] == 5
     assert sent["b"][2] is there
@@ -67,14 +76,27 @@ def test_an_upload_goes_through_page_locked_memory(monkeypatch: pytest.MonkeyPat
     assert [one.device for one in sent["b"]] == [META] * 3
 
 
+@pytest.mark.parametrize("size", [3, 40000])
+def test_an_input_in_page_locked_memory_is_copied_before_the_step_returns(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that fills one such batch again and again wrote into what the GPU had not read yet."""
+    given, late = torch.zeros(size), list[torch.Tensor]()
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() == given.data_ptr())
+    monkeypatch.setattr(transport, "page_locked", torch.clone)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: late.append(tensor) or tensor.clone())
+    Upload(META).send(given)
+    given.fill_(1.0)
+    assert not late[0].any()
+
+
 def test_an_expanded_input_is_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions and masks are often expanded. Before, torch refused to write their copy, which has the same strides."""
 
-    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+    def page_locked(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: False)
+    monkeypatch.setattr(transport, "page_locked", page_locked)
     kept, turned = torch.zeros(1, 30000).expand(4, 30000), torch.zeros(200, 300).t()
     sent = Upload(META).send([kept, turned])
     assert [one.shape for one in sent] == [kept.shape, turned.shape]

@@ -33,6 +33,9 @@ def test_the_host_waits_for_a_copy_to_the_cpu_alone(monkeypatch: pytest.MonkeyPa
         there = torch.ones(2, device=META)
         to_device(there, device), to_device([there], device)
     assert queued == [False, False, True, True]
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)  # the caller may write it before the copy is over
+    to_device(torch.ones(2), torch.device("cuda:0"))
+    assert queued[4:] == [False]
 
 
 @pytest.mark.parametrize(("arguments", "device"), [(("cpu",), CPU), ((torch.float16,), None), ((torch.ones(1),), CPU)])

@@ -144,7 +144,7 @@ class HostBuffer:
 
 
 def _host_memory(storage: torch.Tensor) -> torch.Tensor:
-    return torch.empty(storage.nbytes, dtype=torch.uint8, pin_memory=is_accelerator(storage.device))
+    return torch.empty(storage.nbytes, dtype=torch.uint8, device="cpu", pin_memory=is_accelerator(storage.device))
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ from pipecompile.tracing.recompute_flag import recomputation
 from pipecompile.tracing.state.change_log import Change, ChangeLog
 from pipecompile.tracing.state.effect_places import restored_places
 from pipecompile.tracing.state.random_states import (
-    CPU_RANDOM,
+    RANDOM_LOCK,
     RandomSource,
     RandomStates,
     generator_sources,
@@ -46,8 +46,8 @@ from pipecompile.tracing.state.random_states import (
 
 __all__ = ["Recipe", "StageRun", "checkpointed_cell", "kept_apart", "recompute_cell"]
 
-_Random = tuple[torch.Tensor, RandomStates]
-"""State of the device's generator, and states of the generators of Python and of generator objects."""
+_Random = tuple[dict[torch.device, torch.Tensor], RandomStates]
+"""States of the generators of the CPU and of the device, and of the generators of Python and of generator objects."""
 
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 """(device type, dtype, is enabled) per device type; empty if autocast is enabled for none."""
@@ -125,7 +125,7 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
     def forward(frame: Frame) -> None:
         registers = frame.registers
         values = [registers[index] for index in inputs]
-        with stage.noted() as change, CPU_RANDOM if effects.may_draw_on(stage.device) else _UNCHANGED:
+        with stage.noted() as change, RANDOM_LOCK if effects.may_draw_on(stage.device) else _UNCHANGED:
             kept = registers[recipe] = _recipe(values, effects, stage.device, device_types, change)
             with _without_user_hooks(), kept_gradients_noted(asks=effects.keeps_gradients) as asked:
                 results = stage.forward(frame, values)
@@ -155,12 +155,12 @@ def kept_apart(run: Run, stage: StageRun, *, saves: bool, recomputes: bool) -> R
     """
     effects = stage.effects
     state = effects.reread_buffers if saves else ()
-    is_locked = recomputes and stage.device.type == "cpu" and effects.may_draw_on(stage.device)
+    is_locked = recomputes and effects.may_draw_on(stage.device)
     if not (state or is_locked or (stage.log is not None and effects.is_stateful)):
         return run
 
     def forward(frame: Frame) -> None:
-        with stage.noted(), CPU_RANDOM if is_locked else _UNCHANGED, state_copied(state):
+        with stage.noted(), RANDOM_LOCK if is_locked else _UNCHANGED, state_copied(state):
             run(frame)
 
     return forward
@@ -223,16 +223,16 @@ def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iter
 @contextmanager
 def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device) -> Iterator[None]:
     """Set random state and buffers to those of the forward, and at the end back to the present ones."""
-    with CPU_RANDOM if before.random is not None else _UNCHANGED:
+    with RANDOM_LOCK if before.random is not None else _UNCHANGED:
         buffers = [buffer.detach().clone() for buffer in effects.written_buffers]
         random = None if before.random is None else _random_state(device, before.random[1].sources)
         try:
             _write(effects.written_buffers, before.buffers)
-            _set_random_state(before.random, device)
+            _set_random_state(before.random)
             yield
         finally:
             _write(effects.written_buffers, buffers)
-            _set_random_state(random, device)
+            _set_random_state(random)
 
 
 def _recipe(
@@ -279,13 +279,17 @@ def _sources(effects: SideEffects, values: Sequence[Any]) -> list[RandomSource]:
 
 
 def _random_state(device: torch.device, sources: Iterable[RandomSource]) -> _Random:
-    return random_state(device), RandomStates(sources)
+    return {one: random_state(one) for one in {_CPU, device}}, RandomStates(sources)
 
 
-def _set_random_state(random: _Random | None, device: torch.device) -> None:
+_CPU = torch.device("cpu")
+
+
+def _set_random_state(random: _Random | None) -> None:
     if random is not None:
-        state, generators = random
-        set_random_state(state, device)
+        states, generators = random
+        for device, state in states.items():
+            set_random_state(state, device)
         generators.restore()
 
 

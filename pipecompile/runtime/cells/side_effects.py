@@ -89,8 +89,7 @@ class SideEffects:
 
     def may_draw_on(self, device: torch.device) -> bool:
         """Return whether a forward draws random numbers, or Python in it or the loss behind it may."""
-        may_python = self.runs_python and device.type == "cpu"
-        return self.draws or may_python or (self.loss is not None and self.loss.may_draw_on(device))
+        return self.draws or self.runs_python or (self.loss is not None and self.loss.may_draw_on(device))
 
     @cached_property
     def is_stateless(self) -> bool:

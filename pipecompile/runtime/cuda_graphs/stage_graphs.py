@@ -29,6 +29,7 @@ from pipecompile.runtime.cuda_graphs.weight_aliases import WeightAliases
 from pipecompile.runtime.cuda_graphs.weight_gradients import WeightGradients
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
+from pipecompile.torch_private.kernel_settings import captured_settings
 from pipecompile.torch_private.modules import has_any_global_hook, is_hooked
 from pipecompile.tracing.node_facts import has_regions
 from pipecompile.tracing.user_source import warn
@@ -58,6 +59,7 @@ class StageGraphs:
 
     _first_run    signature ──► run in which it was seen first: that run rehearses, the next captures
     _captured     (slot, signature) ──► graphs
+    _settings     what decides in the present run which kernels a graph would contain
     memory        (address, requires_grad) of weights and buffers; graphs contain the addresses
     _sums         gradients of weights, added inside the graphs of all slots
     _shared       ids of the weights that other stages use, too: another thread may run with them during a capture
@@ -75,6 +77,7 @@ class StageGraphs:
         self.uncaptured, self._shared = cell.code.for_slot(None), shared
         self.reason: str | None = None
         self._runs, self.has_hooks, self._is_full = 0, False, False
+        self._settings = captured_settings()
         self._recaptures, self.memory = 0, list[tuple[int, bool]]()
         self._sums = WeightGradients()
         self._first_run: dict[Any, int] = {}
@@ -86,6 +89,7 @@ class StageGraphs:
     def refresh(self) -> None:
         """Before a run, drop the graphs if weights or buffers moved, and suspend replays if hooks would be passed over."""
         self.cell.code.refresh()
+        self._settings = captured_settings()
         had_hooks, self.has_hooks = self.has_hooks, _has_hooks(self._layers)
         tensors = (*self.stage.module.parameters(), *self.stage.module.buffers())
         before, self.memory = self.memory, [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors]
@@ -114,7 +118,8 @@ class StageGraphs:
                 return self.uncaptured(*values)
             leaves, spec = pytree.tree_flatten(values)
             leaf_signatures = [leaf_signature(leaf, self.device) for leaf in leaves]
-            signature = (spec, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *leaf_signatures)
+            modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self._settings
+            signature = (spec, *modes, *leaf_signatures)
             if None in leaf_signatures:
                 kind = type(leaves[leaf_signatures.index(None)]).__name__
                 self._refuse(f"it is given a {kind} that a graph cannot be")

@@ -34,6 +34,7 @@ from pipecompile.torch_private.autograd_engine import (
     hooks_registered,
     is_accumulation_held,
 )
+from pipecompile.torch_private.kernel_settings import captured_settings
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.user_source import warn
 
@@ -80,7 +81,8 @@ class StepGraphs:
         if given.unfit:
             self._refuse(f"a {given.unfit} arrives, which a graph cannot take")
             return False
-        signature = Ambient.now(), torch.is_inference_mode_enabled(), frame.sizes, given.signature
+        modes = Ambient.now(), captured_settings(), torch.is_inference_mode_enabled()
+        signature = *modes, frame.sizes, given.signature
         self._look_at_memory(signature)
         if self.reason is not None or not self._is_admitted(signature):
             return False

@@ -22,7 +22,7 @@ import torch
 from pipecompile.torch_private.accelerators import default_generator, is_accelerator
 
 __all__ = [
-    "CPU_RANDOM",
+    "RANDOM_LOCK",
     "RandomSource",
     "RandomStates",
     "generator_sources",
@@ -33,9 +33,9 @@ __all__ = [
     "sources_beside",
 ]
 
-CPU_RANDOM = RLock()
-"""Lock of the CPU's random state, which all threads share: held from saving the state until a recomputable forward has drawn its
-numbers.
+RANDOM_LOCK = RLock()
+"""Lock of the random states of the CPU and of GPUs, which all threads share: held from saving the states until a recomputable forward
+has drawn its numbers.
 """
 
 

@@ -12,7 +12,7 @@ import pipecompile as pc
 from pipecompile.errors import RunError
 from pipecompile.ir import Kind, Schedule
 from pipecompile.passes.offloading import insert_offload
-from pipecompile.runtime.cells.offload import SavedTensors, resident_storages
+from pipecompile.runtime.cells.offload import HostBuffer, SavedTensors, resident_storages
 from pipecompile.schedules import build_schedule
 from pipecompile.torch_private.autograd_engine import other_users
 
@@ -169,3 +169,10 @@ def test_complex_and_sparse_tensors_stay_or_move_without_a_change() -> None:
     model, schedule = Spectral(), build_schedule("gpipe", 2, 4)
     expected, found = (gradients(copy.deepcopy(model), s) for s in (schedule, insert_offload(schedule)))
     assert all(torch.equal(found[key], value) for key, value in expected.items())  # type: ignore[arg-type]
+
+
+def test_the_host_has_its_copies_whatever_the_default_device_is() -> None:
+    """Under `torch.set_default_device("cuda")` torch was asked for page-locked memory of the GPU, and raised."""
+    with torch.device("meta"):
+        (copied,) = HostBuffer().copies_of([torch.ones(8, dtype=torch.uint8, device="cpu")])
+    assert copied.tolist() == [1] * 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.runtime.cells import recompute
+from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, kept_apart, recompute_cell
+from pipecompile.runtime.cells.side_effects import SideEffects
+from pipecompile.runtime.registers import Frame
+from pipecompile.tracing.state.random_states import RANDOM_LOCK
 from tests.support.eager import accumulate, assert_same, square_loss
 from tests.support.models import UNet
 
@@ -242,3 +248,52 @@ def test_recomputations_ahead_of_their_gradients() -> None:
     pipe.step(x)
     accumulate(eager, x, 4)
     assert_same(model, eager)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.Generator:
+    """The generator of a pretended GPU."""
+    generator = torch.Generator()
+    of_cpu = recompute.random_state, recompute.set_random_state
+    monkeypatch.setattr(
+        recompute,
+        "random_state",
+        lambda device: generator.get_state() if device.type == "cuda" else of_cpu[0](device),
+    )
+    monkeypatch.setattr(
+        recompute,
+        "set_random_state",
+        lambda state, device: generator.set_state(state) if device.type == "cuda" else of_cpu[1](state, device),
+    )
+    return generator
+
+
+@pytest.mark.parametrize("effects", [SideEffects(draws=True), SideEffects(runs_python=True, holders=(None,))])
+def test_a_stage_on_a_gpu_draws_from_the_cpu_as_well(effects: SideEffects, gpu: torch.Generator) -> None:
+    """A layer that is left out at random often draws on the CPU: a recomputation left out another one."""
+    drawn = list[list[float]]()
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor]:
+        drawn.append([torch.rand(()).item(), torch.rand((), generator=gpu).item()])
+        return (x * drawn[-1][0],)
+
+    stage = StageRun(function, None, effects, torch.device("cuda:0"))
+    frame = Frame([torch.ones(2, requires_grad=True), None, None, None], [])
+    checkpointed_cell(stage, [0], [1], 2)(frame)
+    after = torch.rand(()), torch.rand((), generator=gpu)
+    recompute_cell(stage, [0], 2, 3)(frame)
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != [*map(float, after)]
+
+
+def test_stages_in_threads_on_one_gpu_draw_one_after_the_other(gpu: torch.Generator) -> None:
+    """A forward drew between another's saving of the state of the generator and its draw: the recomputation had other numbers."""
+    free = list[bool]()
+
+    def run(_frame: Frame) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            free.append(pool.submit(RANDOM_LOCK.acquire, blocking=False).result())
+
+    stage = StageRun(lambda *_: (), None, SideEffects(draws=True), torch.device("cuda:0"))
+    kept_apart(run, stage, saves=True, recomputes=True)(Frame([], []))
+    assert free == [False]

@@ -1,6 +1,10 @@
 """Captures on an emulated device."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+import torch
 
 from pipecompile.runtime.cuda_graphs import capture
 from tests.support.emulated_capture import EmulatedCaptures
@@ -12,3 +16,12 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> EmulatedCaptures:
     made = EmulatedCaptures()
     monkeypatch.setattr(capture, "graph_captures", lambda _device: made)
     return made
+
+
+@pytest.fixture
+def matmul() -> Iterator[Any]:
+    """The settings of products on GPUs, whose precision a test may set."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    yield settings
+    settings.fp32_precision = before

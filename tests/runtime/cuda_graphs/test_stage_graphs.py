@@ -203,6 +203,17 @@ def test_weights_that_move_or_freeze_are_captured_anew(captures: EmulatedCapture
     assert counts[0] < counts[1] < counts[2]
 
 
+def test_another_precision_is_captured_anew(captures: EmulatedCaptures, matmul: Any) -> None:
+    """Before, a graph went on with the kernels of the precision in which it was captured, whatever was set later."""
+    graphs, _, made = both(dropped)
+    counts = []
+    for precision in ("ieee", "tf32", "ieee"):
+        matmul.fp32_precision = precision
+        trained(graphs, made, 3)
+        counts.append(captures.captured)
+    assert 0 < counts[0] < counts[1] == counts[2]
+
+
 def test_weights_that_always_move(captures: EmulatedCaptures) -> None:
     graphs, plain, made = both(dropped)
 

@@ -31,6 +31,16 @@ def test_more_than_four_kinds_of_inputs(captures: EmulatedCaptures) -> None:
     assert equal(mine, stepped(plain))
 
 
+def test_another_precision_is_captured_anew(captures: EmulatedCaptures, matmul: Any) -> None:
+    graphs, _ = both(net())
+    matmul.fp32_precision = "ieee"
+    trained(graphs, 3)
+    before = captures.replayed
+    matmul.fp32_precision = "tf32"
+    trained(graphs, 3)
+    assert captures.replayed - before == 3 - 1  # the first step is a rehearsal
+
+
 def test_weights_that_move_or_freeze_and_other_schedules_are_captured_anew(captures: EmulatedCaptures) -> None:
     def change(pipe: pc.Pipeline, step: int) -> None:
         first, *_, last = pipe.parameters()
