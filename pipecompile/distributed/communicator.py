@@ -37,6 +37,7 @@ from pipecompile.distributed.failures.process_end import report_uncaught, requir
 from pipecompile.distributed.failures.save_reports import SaveReports
 from pipecompile.distributed.failures.signal_handler_errors import is_from_handler
 from pipecompile.distributed.failures.status_board import StatusBoard
+from pipecompile.distributed.failures.unopened_groups import GroupNotOpened, lost_at_opening
 from pipecompile.distributed.messages.mailboxes import Channel, Inbox, Outbox
 from pipecompile.distributed.messages.own_groups import GroupUse
 from pipecompile.distributed.rank_mesh import RankMesh
@@ -130,8 +131,8 @@ class Communicator:
         """Return the c10d backend for messages. Raises RankLost."""
         try:
             return self.groups.opened(self.board.store, is_new=is_new)
-        except RuntimeError as error:
-            raise self.board.absent(error) from None
+        except GroupNotOpened as failed:
+            raise lost_at_opening(self.board, failed) from None
 
     def _forget_connections(self) -> None:
         """Let the next call open channels anew, if another pipeline of these ranks has failed and closed them."""
@@ -203,7 +204,7 @@ class Communicator:
         if is_from_handler(error):
             raise error
         if (lost := self._verdict or self._posted.crossed(self.ranks.rank_of(peer))) is not None:
-            return lost
+            return lost.anew()
         if not name:
             sleep(POLL)  # a rank that waits for a value of that peer can name the value
         reason = str(error).partition("\n")[0]
@@ -253,13 +254,13 @@ class Communicator:
 
     def give_up(self, lost: RankLost) -> None:
         """End all waits of this rank, which raise `lost`."""
-        self._verdict = lost
+        self._verdict = lost.anew()
         self._break()
 
     def check_verdict(self) -> None:
         """Raise RankLost after `give_up`."""
         if self._verdict is not None:
-            raise self._verdict
+            raise self._verdict.anew()
 
     def _break(self) -> None:
         """End all waits in the connections of this rank: gloo closes all of them when one receive times out."""

@@ -137,7 +137,7 @@ class RankExecutable(Executable):
     def run(self, code: Code, frame: Frame, workers: WorkerThreads | None = None) -> None:
         """Run the row, then share the departures. Raises RunError for a failure of this rank, RankLost for another rank's."""
         assert workers is None
-        error, before = None, self.updates.before()
+        failed, before = list[BaseException](), self.updates.before()
         hooked, has_copies = (*before.hooked, *before.watched), bool(self.program.directions)
         self._held[False].warn_of(hooked, _HOOK_ADVICE, has_copies=has_copies)
         with (
@@ -154,10 +154,10 @@ class RankExecutable(Executable):
                     self._check_losses(frame)
                     self._share(frame)
             except InstructionFailure as failure:
-                error = self._blamable(failure, frame)
-            if error is not None:
+                failed.append(self._blamable(failure, frame))
+            if failed:
                 after.callback(self._abandon, code, frame)  # it restores counts of layers, which are hidden here
-                raise error
+                raise failed.pop()  # a name for the error would keep it in a circle with this frame
             self.values.finish()
         self.updates.check(before)
 

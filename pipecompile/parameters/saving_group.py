@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -11,19 +12,19 @@ from pipecompile.text.shown_value import shown
 
 __all__ = ["Savers", "checked_group", "save_among", "saving_group", "saving_ranks"]
 
-_LEFT: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
-"""The default group, and the group of the ranks that are left of it."""
+_LEFT: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+"""The group of the ranks that are left, per default group."""
 
 
 def save_among(group: dist.ProcessGroup) -> None:
     """Save checkpoints among the ranks of a group, for as long as the default group is the present one."""
     assert dist.group.WORLD is not None
-    _LEFT[:] = [(dist.group.WORLD, group)]
+    _LEFT[dist.group.WORLD] = group
 
 
 def saving_group() -> dist.ProcessGroup | None:
     """Return the group of the ranks that are left; None if all are."""
-    return _LEFT[0][1] if _LEFT and _LEFT[0][0] is dist.group.WORLD else None
+    return None if dist.group.WORLD is None else _LEFT.get(dist.group.WORLD)
 
 
 def checked_group(group: object) -> dist.ProcessGroup | None:

@@ -226,7 +226,7 @@ class Executable:
             with self._holding(code, before), self.orders.loss_watched(threaded=code.threaded):
                 self._launch(code, frame, workers)
         except InstructionFailure as failure:
-            error = self.explained(failure, frame)
+            failed = [self.explained(failure, frame)]
             self._abandon(code, frame)
             self.updates.note_hooks()
         except BaseException:  # Ctrl-C while threads run: they may still use the frame
@@ -236,7 +236,7 @@ class Executable:
             if before is not None:
                 self.updates.check(before)
             return
-        raise error
+        raise failed.pop()  # a name for the error would keep it in a circle with this frame
 
     def _holding(self, code: Code, before: Before | None) -> AbstractContextManager[None]:
         """Return a context in which hooks are held that several backwards of a micro-batch would run."""

@@ -115,7 +115,7 @@ class WorkerThreads:
                 self._latest = None
         _adopt(contexts)
         if run.failures:
-            raise run.failures[0]
+            raise run.first_failure()
 
     def _queue(self, run: ThreadedRun) -> list[Context]:
         """Give each thread its row, and return the contexts in which they run: copies of that of the caller."""
@@ -189,12 +189,21 @@ class ThreadedRun:
         except Aborted:
             pass
         except BaseException as error:
-            failure = InstructionFailure(device, self.positions[device], error)
-            failure.__cause__ = error
-            self.failures.append(failure)
+            self._note(device, error)
             self.stop()
         self.ended.append(device)
         self._news.set()
+
+    def _note(self, device: int, error: BaseException) -> None:
+        failure = InstructionFailure(device, self.positions[device], error)
+        failure.__cause__ = error
+        self.failures.append(failure)
+
+    def first_failure(self) -> InstructionFailure:
+        """Return the first failure, and forget all: they hold this run, by the frames of the threads."""
+        first = self.failures[0]
+        self.failures.clear()
+        return first
 
     def _run_instructions(self, device: int) -> None:
         positions, frame = self.positions, self.frame

@@ -6,10 +6,12 @@ python tests/distributed/rank_scripts.py FOLDER NAME ... prints a list per scrip
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -64,23 +66,25 @@ def pinned(model: nn.Module) -> Any:
     )
 
 
-def loss_of(pipe: Any, part: int = 0) -> Any:
-    """Return the loss of a step, or its error."""
+def loss_of(pipe: Any, part: int = 0, held: list[weakref.ref[Any]] | None = None) -> Any:
+    """Return the loss of a step, or its error. Append the batch to what may be `held`."""
     x, y = batches(2)
+    if held is not None:
+        held.append(weakref.ref(x))
     try:
         return round(pipe.step(x[part], target=y[part]).item(), 6)
     except (pc.PipecompileError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-def fail(pipe: Any, *, is_here: bool, part: int = 0) -> Any:
+def fail(pipe: Any, *, is_here: bool, part: int = 0, held: list[weakref.ref[Any]] | None = None) -> Any:
     """Return the error of a step in which the last layer of a rank raises."""
 
     def raising(*_: Any) -> None:
         raise ValueError("the data are wrong")
 
     hook = pipe.model[2].register_forward_pre_hook(raising) if is_here else None
-    said = loss_of(pipe, part)
+    said = loss_of(pipe, part, held)
     if hook is not None:
         hook.remove()
     return said
@@ -104,12 +108,15 @@ def after_a_failure(rank: int) -> Any:
 
 
 def beside_a_failure(rank: int) -> Any:
-    """Step with a pipeline that stood still while another one of the same ranks failed."""
+    """Step with a pipeline that stood still while another one of the same ranks failed; count what the error keeps of the call."""
     other, pipe = compiled(), compiled()
     loss_of(other)
-    first = loss_of(pipe)
-    error = fail(other, is_here=rank == 1)
-    return [first, error.splitlines()[0], loss_of(pipe), loss_of(pipe), len(pipe.full_state_dict())]
+    first, held = loss_of(pipe), list[weakref.ref[Any]]()
+    gc.disable()
+    error = fail(other, is_here=rank == 1, held=held)
+    n_held = sum(batch() is not None for batch in held)
+    gc.enable()
+    return [first, error.splitlines()[0], n_held, loss_of(pipe), loss_of(pipe), len(pipe.full_state_dict())]
 
 
 def not_finite(rank: int) -> Any:

@@ -16,6 +16,7 @@ from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel.left_groups import lost_ranks, note_lost, open_left_group
 from pipecompile.distributed.data_parallel.ranks_left import agreed_copies, copies_left, leave
 from pipecompile.distributed.failures.failure_report import FailureReport
+from pipecompile.distributed.failures.unopened_groups import GroupNotOpened, lost_at_opening
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import InputError, LostCopyWarning, RunError
 from pipecompile.tracing.user_source import warn
@@ -136,8 +137,8 @@ class LostCopies:
                 try:
                     open_left_group(communicator.ranks.members, communicator.timeout)
                     communicator.replace_group(open_left_group(communicator.ranks.replicas, communicator.timeout))
-                except RuntimeError as error:
-                    raise communicator.board.absent(error) from None
+                except GroupNotOpened as failed:
+                    raise lost_at_opening(communicator.board, failed) from None
                 communicator.connect()
         except RunError:
             if communicator.guard.lost is None:

@@ -8,6 +8,7 @@ from typing import Self
 import torch.distributed as dist
 
 from pipecompile.distributed.data_parallel.left_groups import open_left_group
+from pipecompile.distributed.failures.unopened_groups import GroupNotOpened
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import InputError
 
@@ -47,7 +48,7 @@ class PipelineCopies:
             return None
         try:
             return open_left_group(self.ranks, self.timeout)
-        except RuntimeError as error:
+        except GroupNotOpened as error:
             raise InputError(
                 "there is no process group of the ranks of the pipeline",
                 why=f"they make it together: {error}",

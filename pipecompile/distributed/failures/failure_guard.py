@@ -71,7 +71,7 @@ class FailureGuard:
         self.board.confirm_read()
         self._broken = self.lost.error()
         self._end_waits()
-        return self._broken
+        return self.lost.error()  # another one than is kept: it will hold the frames of this call
 
     def _lost_beside(self, error: BaseException) -> RankLost | None:
         """Return the loss of the rank that broke a connection in a collective of torch's own, such as those of DTensors, also in a layer

@@ -134,6 +134,10 @@ class RankLost(Exception):
         super().__init__(report.what)
         self.report, self.is_posted, self.is_late = report, is_posted, is_late
 
+    def anew(self) -> RankLost:
+        """Return the loss as another exception: one that is kept and raised keeps the frames of the calls that it ended."""
+        return RankLost(self.report, is_posted=self.is_posted, is_late=self.is_late)
+
 
 def ranks_of_texts(ranks: Iterable[int], texts: Iterable[str]) -> str:
     """Return which ranks have which text: "ranks 0, 1: a; rank 2: b"."""

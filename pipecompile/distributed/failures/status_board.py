@@ -37,9 +37,6 @@ __all__ = ["StatusBoard"]
 _READ_TIMEOUT = 10.0
 """Seconds that a failing rank waits for the others to read its report."""
 
-_CONNECTION = "connections"
-"""Name of what a rank waits for that opens its connections."""
-
 _OWN_RUNS = 1 << 32
 """Number of runs that a copy of the pipeline can make between two runs of all members."""
 
@@ -167,19 +164,6 @@ class StatusBoard:
                     return
                 report = posted or FailureReport(rank, cause, action="before an exchange")
                 raise RankLost(report, is_posted=posted is not None)
-
-    def absent(self, error: Exception) -> RankLost:
-        """Return the loss of a rank that did not open its connections: one that has ended, or has not failed for others as well."""
-        self.post_wait(self.rank, _CONNECTION)
-        sleep(2 * POLL)
-        try:
-            self.look_for_ended()
-        except RankLost as lost:
-            return lost
-        late = [rank for rank in self.copy if rank != self.rank and self.wait_of(rank) is None]
-        what = f"it did not open its connections: {str(error).partition(chr(10))[0]}"
-        rank = late[0] if late else self.rank
-        return RankLost(FailureReport(rank, what, action="before its connections were open"), is_posted=False)
 
     def cause(self, rank: int, otherwise: str) -> str:
         """Return how the script or, on this host, the process of a rank has ended; `otherwise` if neither has, as far as is known."""

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from pipecompile.distributed.failures.unopened_groups import opening
 from pipecompile.distributed.protocol import ABORT
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import InputError
@@ -56,13 +57,14 @@ _DROPS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 def open_own_groups(ranks: RankMesh, store: Store) -> None:
     """Open groups with the ranks of the mesh's groups, and forget older ones. All ranks of the mesh must call this together.
 
-    Raises RuntimeError if a rank does not come within the timeout of `init_process_group`.
+    Raises GroupNotOpened if a rank does not come within the timeout of `init_process_group`.
     """
     limit = timedelta(seconds=ranks.timeout)
     for place, group in enumerate(ranks.groups):
         members = dist.get_process_group_ranks(group)
         meeting = PrefixStore(f"group/{place}/{'-'.join(map(str, members))}", store)
-        backend = gloo_backend(meeting, group.rank(), group.size(), limit)
+        with opening(members):
+            backend = gloo_backend(meeting, group.rank(), group.size(), limit)
         without_timeout(backend)
         _BACKENDS[group] = backend
         kinds = device_types(group) if has_gloo_alone(group) else ()
@@ -108,7 +110,7 @@ class GroupUse:
     def opened(self, store: Store, *, is_new: bool) -> Any:
         """Return the c10d backend for messages between the ranks of a pipeline, whose numbers in it are their places in the pipeline.
 
-        With `is_new` groups are opened, by all ranks of the mesh together. Raises RuntimeError as `open_own_groups` does.
+        With `is_new` groups are opened, by all ranks of the mesh together. Raises GroupNotOpened as `open_own_groups` does.
         """
         self._openings += 1
         if is_new:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_mesh_with_ranks_that_are_lost_is_refused() -> None:
     with pytest.raises(InputError, match="the mesh has ranks that are lost: 1") as caught:
         require_present((0, 1))
     assert caught.value.where == "rank 1 was killed"
+
+
+def test_a_default_group_that_was_destroyed_is_not_kept() -> None:
+    """Its threads ran on after `destroy_process_group`, with those of our groups beside it."""
+    before, world = dist.group.WORLD, dist.ProcessGroup(dist.HashStore(), 0, 1)
+    kept, group = weakref.ref(world), open_left_group((0,), 5.0)
+    try:
+        dist.GroupMember.WORLD = world
+        lost_ranks()[1] = "rank 1 was killed"
+        saving_group.save_among(group)
+        assert left_group((0,)) is None
+    finally:
+        dist.GroupMember.WORLD = before
+    del world
+    assert kept() is None
+    assert lost_ranks() == {}
 
 
 def test_the_ranks_that_are_left_save(monkeypatch: pytest.MonkeyPatch) -> None:

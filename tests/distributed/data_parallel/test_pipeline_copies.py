@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from pipecompile.distributed.data_parallel import left_groups, pipeline_copies
 from pipecompile.distributed.data_parallel.pipeline_copies import PipelineCopies
+from pipecompile.distributed.failures.unopened_groups import GroupNotOpened
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import InputError
 
@@ -32,7 +33,7 @@ def test_copies_before_and_after_a_loss() -> None:
 def test_a_group_that_not_all_ranks_ask_for_is_an_error() -> None:
     copies = PipelineCopies((0,), (), 0, (0, 1), 1.0)
     with (
-        patch.object(pipeline_copies, "open_left_group", side_effect=RuntimeError("timeout")),
+        patch.object(pipeline_copies, "open_left_group", side_effect=GroupNotOpened((0, 1), RuntimeError("timeout"))),
         pytest.raises(InputError, match="there is no process group of the ranks of the pipeline"),
     ):
         _ = copies.group

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from pipecompile.distributed.failures.status_board import StatusBoard
+from pipecompile.distributed.failures.unopened_groups import GroupNotOpened, lost_at_opening, opening
+from tests.distributed.failures.test_status_board import boards, together
+
+
+def lost(board: StatusBoard, *group: int) -> int:
+    """Return the rank that is lost by what a rank posts, which does not open a group."""
+    return board.post_failure(lost_at_opening(board, GroupNotOpened(group, RuntimeError("late"))).report).rank
+
+
+def test_the_rank_that_does_not_come_is_named_on_ranks_that_wait_for_another_one() -> None:
+    """Rank 4 was said to be lost: it was the first to report, and rank 5, for which it waits, was waiting, too."""
+    first, second, _ = boards()
+    assert together([lambda: lost(first, 4, 5), lambda: lost(second, 5, 7)]) == [7, 7]
+
+
+def test_an_error_of_torch_names_the_ranks_of_the_group() -> None:
+    with pytest.raises(GroupNotOpened, match="wait timeout") as caught, opening([4, 5]):
+        raise RuntimeError("wait timeout\nat line 3")
+    assert (str(caught.value), caught.value.ranks) == ("wait timeout", (4, 5))
