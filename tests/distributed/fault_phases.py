@@ -257,7 +257,8 @@ def _rank(fault: PhaseFault, rank: int, line: Connection, folder: Path) -> None:
         said = f"{type(error).__name__}: {error}"
         at = time.time()
         if isinstance(error, Exception | KeyboardInterrupt):
-            sys.excepthook(type(error), error, error.__traceback__)  # a child of multiprocessing does not
+            sys.last_value = error  # a child of multiprocessing does neither
+            sys.excepthook(type(error), error, error.__traceback__)
         if rank == fault.rank and isinstance(error, SystemExit):
             raise
     else:

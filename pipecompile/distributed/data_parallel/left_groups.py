@@ -42,7 +42,7 @@ def open_left_group(ranks: tuple[int, ...], timeout: float) -> dist.ProcessGroup
     """Return a group of these ranks, which call this together. Raises GroupNotOpened if one does not come within `timeout` seconds."""
     groups = _left().groups
     if ranks not in groups:
-        with opening(ranks):
+        with opening(ranks, timeout):
             groups[ranks] = group_of_some(ranks, timedelta(seconds=timeout))
     return groups[ranks]
 

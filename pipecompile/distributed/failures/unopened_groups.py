@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from pipecompile.distributed.failures.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
@@ -20,33 +21,39 @@ _CONNECTION = "connections"
 """Name of what a rank waits for that opens its connections."""
 
 
-class GroupNotOpened(Exception):
-    """The process group of `ranks` did not open, for the reason of torch."""
+_LATE = 0.9
+"""Share of the timeout from which on an error is that of the timeout. Torch measures it by a clock of its own."""
 
-    def __init__(self, ranks: Iterable[int], error: RuntimeError) -> None:
+
+class GroupNotOpened(Exception):
+    """The process group of `ranks` did not open, for the reason of torch. `is_late`: the timeout was over."""
+
+    def __init__(self, ranks: Iterable[int], error: RuntimeError, *, is_late: bool = True) -> None:
         super().__init__(str(error).partition("\n")[0])
-        self.ranks = tuple(ranks)
+        self.ranks, self.is_late = tuple(ranks), is_late
 
 
 @contextmanager
-def opening(ranks: Iterable[int]) -> Iterator[None]:
-    """Raise GroupNotOpened for a RuntimeError of torch in this context, which opens the group of these ranks."""
+def opening(ranks: Iterable[int], timeout: float) -> Iterator[None]:
+    """Raise GroupNotOpened for a RuntimeError of torch in this context, which opens the group of these ranks within so many seconds."""
+    begun = monotonic()
     try:
         yield
     except RuntimeError as error:
-        raise GroupNotOpened(ranks, error) from None
+        raise GroupNotOpened(ranks, error, is_late=monotonic() - begun > _LATE * timeout) from None
 
 
 def lost_at_opening(board: StatusBoard, failed: GroupNotOpened) -> RankLost:
     """Return the loss of the rank that did not come to the opening of a group: one that has ended, or that does not wait itself. If all
-    ranks of the group wait, one of them knows more: it waits in another group.
+    ranks of the group wait, one of them knows more: it waits in another group. An error before the timeout is of this rank's own
+    resources, such as open files, unless another rank has failed.
     """
     board.post_wait(board.rank, _CONNECTION)
-    others = [rank for rank in failed.ranks if rank != board.rank]
+    others = [rank for rank in failed.ranks if rank != board.rank] if failed.is_late else [board.rank]
     try:
         await_report(board.look_for_ended, 2 * POLL)
         late = [rank for rank in others if board.wait_of(rank) is None]
-        if not late:
+        if not late and failed.is_late:
             await_report(board.check, PATIENCE, 0.1)
     except RankLost as lost:
         return lost

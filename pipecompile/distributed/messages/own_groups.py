@@ -63,7 +63,7 @@ def open_own_groups(ranks: RankMesh, store: Store) -> None:
     for place, group in enumerate(ranks.groups):
         members = dist.get_process_group_ranks(group)
         meeting = PrefixStore(f"group/{place}/{'-'.join(map(str, members))}", store)
-        with opening(members):
+        with opening(members, ranks.timeout):
             backend = gloo_backend(meeting, group.rank(), group.size(), limit)
         without_timeout(backend)
         _BACKENDS[group] = backend

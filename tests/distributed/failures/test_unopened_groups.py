@@ -7,9 +7,10 @@ from pipecompile.distributed.failures.unopened_groups import GroupNotOpened, los
 from tests.distributed.failures.test_status_board import boards, together
 
 
-def lost(board: StatusBoard, *group: int) -> int:
+def lost(board: StatusBoard, *group: int, is_late: bool = True) -> int:
     """Return the rank that is lost by what a rank posts, which does not open a group."""
-    return board.post_failure(lost_at_opening(board, GroupNotOpened(group, RuntimeError("late"))).report).rank
+    failed = GroupNotOpened(group, RuntimeError("wait timeout"), is_late=is_late)
+    return board.post_failure(lost_at_opening(board, failed).report).rank
 
 
 def test_the_rank_that_does_not_come_is_named_on_ranks_that_wait_for_another_one() -> None:
@@ -18,7 +19,13 @@ def test_the_rank_that_does_not_come_is_named_on_ranks_that_wait_for_another_one
     assert together([lambda: lost(first, 4, 5), lambda: lost(second, 5, 7)]) == [7, 7]
 
 
-def test_an_error_of_torch_names_the_ranks_of_the_group() -> None:
-    with pytest.raises(GroupNotOpened, match="wait timeout") as caught, opening([4, 5]):
+def test_a_rank_without_resources_is_named_itself() -> None:
+    """Out of open files, it named the rank that waited for it."""
+    assert lost(boards()[1], 4, 5, is_late=False) == 5
+
+
+@pytest.mark.parametrize(("timeout", "is_late"), [(0.0, True), (60.0, False)])
+def test_an_error_of_torch_names_the_ranks_of_the_group(timeout: float, is_late: bool) -> None:
+    with pytest.raises(GroupNotOpened, match="wait timeout") as caught, opening([4, 5], timeout):
         raise RuntimeError("wait timeout\nat line 3")
-    assert (str(caught.value), caught.value.ranks) == ("wait timeout", (4, 5))
+    assert (str(caught.value), caught.value.ranks, caught.value.is_late) == ("wait timeout", (4, 5), is_late)
