@@ -35,7 +35,6 @@ _AS_TYPED = (
     "gradient_sums",
     "batch_norm",
     "across_batch",
-    "cuda_graphs",
     "progress",
 )
 """Options whose value is that of the keyword of the same name."""
@@ -118,9 +117,17 @@ class CompileOptions:
             metavar="BACKEND", rich_help_panel=_ORDER, help="run stages through torch.compile: inductor, aot_eager ..."
         ),
     ] = None
-    cuda_graphs: Annotated[bool, typer.Option(rich_help_panel=_ORDER, help="capture stages on GPUs as CUDA graphs")] = (
-        False
-    )
+    cuda_graphs: Annotated[
+        bool, typer.Option(rich_help_panel=_ORDER, help="capture each stage on GPUs as CUDA graphs")
+    ] = False
+    cuda_graphs_step: Annotated[
+        bool,
+        typer.Option(
+            "--cuda-graphs-step",
+            rich_help_panel=_ORDER,
+            help="capture the whole step as one CUDA graph, where all stages are on one GPU",
+        ),
+    ] = False
     progress: Annotated[bool, typer.Option(rich_help_panel=_ORDER, help="show what takes long, on a terminal")] = True
     partitioner: Annotated[str, typer.Option(rich_help_panel=_CUT, help="auto, dp or ilp")] = "auto"
     time_limit: Annotated[
@@ -206,6 +213,7 @@ class CompileOptions:
             "plan": plan,
             "checkpoint": checkpoint_of(self.checkpoint),
             "compile_stages": self.compile_stages or False,
+            "cuda_graphs": "step" if self.cuda_graphs_step else self.cuda_graphs,
         }
         return values | {name: getattr(self, name) for name in _AS_TYPED}
 

@@ -25,6 +25,7 @@ from pipecompile.schedules import build_schedule
         ({"checkpoint": "1,0,1"}, "checkpoint", (True, False, True)),
         ({"checkpoint": "1"}, "checkpoint", (True,)),
         ({"checkpoint": "except_last"}, "checkpoint", "except_last"),
+        ({"cuda_graphs_step": True}, "cuda_graphs", "step"),
         ({}, "n_stages", 4),
         ({"balance": "2,0,1"}, "n_stages", 3),
         ({"balance": "2,0,1", "stages": 5}, "n_stages", 5),

@@ -16,6 +16,8 @@ from pipecompile.cli.option_names import as_options
         ("bandwidth=[[0, 5], [1]] is not a square", "--bandwidth 0,5,1 is not a square"),
         ("pin={'4': 7, 'fc': 1} is no stage: try pin={head: 1}", "--pin 4=7,fc=1 is no stage: try --pin head=1"),
         ("n_slices must be a whole number: n_slices=0", "--slices must be a whole number: --slices 0"),
+        ('dispatch="inline", or cuda_graphs=True', "--dispatch inline, or --cuda-graphs"),
+        ("try offload=False, or cuda_graphs='step'", "try --no-offload, or --cuda-graphs-step"),
         ("tied='x' is not known", "--tied x is not known"),
         ("devices= with 4 entries", "--devices with 4 entries"),
         ("pin: nothing is called 'head'", "--pin: nothing is called 'head'"),
