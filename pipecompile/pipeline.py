@@ -41,7 +41,7 @@ from pipecompile.runtime.gpu_spans import seconds_of
 from pipecompile.runtime.registers import Frame, Spans
 from pipecompile.runtime.results import return_input_gradients, without_backward
 from pipecompile.schedules import Builder
-from pipecompile.show import StagePicture, pipeline_html, render, stage_table
+from pipecompile.show import StagePicture, StageTable, pipeline_html, render
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Pipeline"]
@@ -277,7 +277,7 @@ class Pipeline(ModelProxy):
         )  # fmt: skip
 
     def __str__(self) -> str:
-        return render(stage_table(self.plan, self.simulate())) if self._cache else repr(self)
+        return render(StageTable(self.plan, self.simulate())) if self._cache else repr(self)
 
     def _repr_html_(self) -> str:
         return pipeline_html(self.plan, self.simulate()) if self._cache else f"<code>{self!r}</code>"

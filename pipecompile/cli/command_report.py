@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 
 from pipecompile.ir import Schedule
@@ -19,7 +20,7 @@ from pipecompile.show.candidate_table import considered_table
 from pipecompile.show.dump import dump
 from pipecompile.show.grid import timeline_grid
 from pipecompile.show.html_report import report_html
-from pipecompile.show.table import remarks, stage_table, step_gap
+from pipecompile.show.table import StageTable, remarks, step_gap
 from pipecompile.text.units import BYTES, SECONDS, written
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class CommandReport:
     """The JSON object and the printed blocks of one command, with its exit code."""
 
     data: dict[str, Any]
-    blocks: tuple[Table | str, ...]
+    blocks: tuple[RenderableType, ...]
     exit_code: int = 0
 
 
@@ -52,7 +53,7 @@ def plan_report(pipe: Pipeline, out: Path | None) -> CommandReport:
     files = _files(pipe, out)
     data = {"plan": msgspec.to_builtins(pipe.plan), "bubble": predicted.bubble, "files": files} | _cut(pipe.plan)
     candidates = () if pipe.plan.considered is None else (considered_table(pipe.plan.considered),)
-    return CommandReport(data, (stage_table(pipe.plan, predicted), *candidates, *_written_files(files)))
+    return CommandReport(data, (StageTable(pipe.plan, predicted), *candidates, *_written_files(files)))
 
 
 def simulate_report(pipe: Pipeline, unit: Timeline, out: Path | None) -> CommandReport:

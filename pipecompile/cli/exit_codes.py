@@ -134,6 +134,6 @@ def _print_text(report: CommandReport) -> None:
         if isinstance(block, str):
             print(block)
         elif sys.stdout.isatty():
-            Console(highlight=False).print(block)
+            Console(highlight=False).print(block, crop=False)
         else:
             print(render(block))

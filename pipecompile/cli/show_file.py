@@ -50,10 +50,10 @@ def _plan_report(plan: object) -> CommandReport:
     import msgspec
 
     from pipecompile.ir.plan import Plan
-    from pipecompile.show.table import stage_table
+    from pipecompile.show.table import StageTable
 
     assert isinstance(plan, Plan)
-    return CommandReport({"plan": msgspec.to_builtins(plan)}, (stage_table(plan, None),))
+    return CommandReport({"plan": msgspec.to_builtins(plan)}, (StageTable(plan, None),))
 
 
 def _program_report(path: Path) -> CommandReport:

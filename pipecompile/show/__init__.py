@@ -17,7 +17,7 @@ from pipecompile.show.html_report import report_html
 from pipecompile.show.notebook import pipeline_html
 from pipecompile.show.perfetto import timeline_trace
 from pipecompile.show.stage_picture import StagePicture, stage_picture
-from pipecompile.show.table import render, stage_table
+from pipecompile.show.table import StageTable, render
 
 __all__ = [
     "StagePicture",
@@ -27,7 +27,7 @@ __all__ = [
     "render",
     "report_html",
     "stage_picture",
-    "stage_table",
+    "StageTable",
     "timeline_grid",
     "timeline_svg",
     "timeline_trace",

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Literal
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,39 +20,56 @@ from pipecompile.ir.plan import Plan, StageSummary, StepSummary
 from pipecompile.ir.timeline import Timeline
 from pipecompile.text.units import BYTES, COUNT, FLOPS, SECONDS, counted, fit, written
 
-__all__ = ["remarks", "render", "stage_caption", "stage_columns", "stage_table", "step_gap"]
+__all__ = ["StageTable", "remarks", "render", "stage_caption", "stage_columns", "step_gap"]
 
-_MODULES = 32
-"""Characters: longer pairs of first and last module of a stage take two lines."""
+_MODULES = 16, 12, 32
+"""Characters of the column of modules: with two spaces between columns at least, on any console at least, and the longest pair on one line."""
 
 
-def stage_table(plan: Plan, predicted: Timeline | None) -> Table:
-    """Return a row per stage and a footer with totals; the caption has the bottleneck and its gap to the lower bound.
+@dataclass(frozen=True, slots=True)
+class StageTable:
+    """A row per stage and a footer with totals, for a console of any width; the caption has the bottleneck and its gap to the lower bound.
 
     `predicted` is the predicted timeline, None without a simulation. Its bubble is in the caption, and the gap of a searched schedule.
     """
-    caption = stage_caption(plan, predicted)
-    table = Table(
-        title=_title(plan), title_justify="left", title_style="bold",
-        caption=caption, caption_justify="left", caption_style="",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True, min_width=max(map(len, caption.plain.splitlines())),
-    )  # fmt: skip
-    cells = _narrow(stage_columns(plan.stages))
-    for header, (_, total) in cells.items():
-        justify: Literal["left", "right"] = "left" if header in ("device", "modules") else "right"
-        table.add_column(header, total, justify=justify, no_wrap=header != "modules", overflow="fold",
-                         min_width=16 if header == "modules" else None)  # fmt: skip
-    slowest = max(range(len(plan.stages)), key=lambda i: _seconds(plan.stages[i]), default=-1)
-    for row in range(len(plan.stages)):
-        table.add_row(*(Text(values[row]) for values, _ in cells.values()), style="bold" if row == slowest else "")
-    return table
+
+    plan: Plan
+    predicted: Timeline | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield Text(_title(self.plan), style="bold")
+        yield self._rows(options.max_width)
+        yield stage_caption(self.plan, self.predicted)
+
+    def _rows(self, width: int) -> Table:
+        """Return the table. On a narrow console columns are nearer to each other, and names of modules take more lines."""
+        stages = self.plan.stages
+        columns = stage_columns(stages)
+        forced = columns.pop("forced", ([""] * len(stages), ""))[0]
+        others = [_widest(header, cells) for header, cells in columns.items() if header != "modules"]
+        spaces = next((n for n in (2, 1) if width - sum(others) - n * len(others) >= _MODULES[0] + n), 1)
+        room = max(width - sum(others) - spaces * len(others) - 2, _MODULES[1])
+        columns["modules"] = [_in_lines(*each, room) for each in zip(columns["modules"][0], forced, strict=True)], ""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, spaces - 1, 0, 0), pad_edge=False, show_footer=True)
+        for header, (cells, total) in columns.items():
+            justify: Literal["left", "right"] = "left" if header in ("device", "modules") else "right"
+            table.add_column(header, total, justify=justify, no_wrap=True, min_width=_widest(header, (cells, total)))
+        slowest = max(range(len(stages)), key=lambda i: _seconds(stages[i]), default=-1)
+        for row in range(len(stages)):
+            table.add_row(*(Text(cells[row]) for cells, _ in columns.values()), style="bold" if row == slowest else "")
+        return table
 
 
-def render(table: Table, width: int = 100) -> str:
-    """Return the table as plain text without control codes or trailing spaces, at most `width` characters wide."""
+def render(table: RenderableType, width: int | None = None) -> str:
+    """Return the table as plain text without control codes or trailing spaces, for `width` characters.
+
+    Without `width` it is that of the terminal if stdout is one, and at most 100. A table that needs more is wider.
+    """
+    if width is None:
+        width = min(100, get_terminal_size().columns) if sys.stdout.isatty() else 100
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
     with console.capture() as capture:
-        console.print(table)
+        console.print(table, crop=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")
 
 
@@ -80,32 +102,44 @@ def stage_columns(stages: Sequence[StageSummary]) -> dict[str, tuple[list[str], 
     return columns
 
 
-def _narrow(columns: dict[str, tuple[list[str], str]]) -> dict[str, tuple[list[str], str]]:
-    """Return the columns with constraints below their modules instead of in a column of their own, which would be
-    too wide.
-    """
-    if "forced" not in columns:
-        return columns
-    forced, (modules, total) = columns["forced"][0], columns["modules"]
-    below = [f"{words}\nforced: {marks}" if marks else words for words, marks in zip(modules, forced, strict=True)]
-    return {header: column for header, column in columns.items() if header != "forced"} | {"modules": (below, total)}
-
-
 def _modules(stage: StageSummary) -> str:
     first, last = stage.first or "(root)", stage.last or "(root)"
     if first == last:
         return first
-    return f"{first} … {last}" if len(first + last) < _MODULES else f"{first}\n…{last}"
+    return f"{first} … {last}" if len(first + last) < _MODULES[2] else f"{first}\n…{last}"
+
+
+def _in_lines(modules: str, forced: str, width: int) -> str:
+    """Return the modules of a stage in lines of `width` characters, and below them the constraints."""
+    pair = modules if len(modules) <= width else modules.replace(" … ", "\n…")
+    lines = [line for name in pair.splitlines() for line in _broken(name, width)]
+    return "\n".join([*lines, *wrap(f"forced: {forced}" * bool(forced), width)])
+
+
+def _broken(name: str, width: int) -> list[str]:
+    """Return a dotted name in lines of `width` characters: broken behind dots, in a part that is longer behind underscores."""
+    lines = [""]
+    for part in re.findall(r"[^.]+\.?", name):
+        for word in [part] if len(part) <= width else re.findall(r"_*[^_]+_?", part):
+            if lines[-1] and len(lines[-1] + word) > width:
+                lines.append("")
+            lines[-1] += word
+    return lines
+
+
+def _widest(header: str, column: tuple[list[str], str]) -> int:
+    """Return the characters of the longest line of a column."""
+    return max(len(line) for text in (header, *column[0], column[1]) for line in (text.splitlines() or [""]))
 
 
 def _seconds(stage: StageSummary) -> float:
     return stage.forward + stage.backward
 
 
-def _title(plan: Plan) -> Text:
+def _title(plan: Plan) -> str:
     devices = len(set(plan.placement))
     size = "" if plan.samples is None else f" of {counted(plan.samples, 'sample')}"
-    return Text(f"{plan.n_stages} stage{'s' * (plan.n_stages != 1)} on {devices} device{'s' * (devices != 1)}, "
+    return (f"{plan.n_stages} stage{'s' * (plan.n_stages != 1)} on {devices} device{'s' * (devices != 1)}, "
                 f"cut by {plan.method}, {plan.cost} costs, per micro-batch{size}")  # fmt: skip
 
 

@@ -22,7 +22,7 @@ import pipecompile as pc
 from pipecompile.interchange.order_reader import read_order
 from pipecompile.ir.program_text import parse_program
 from pipecompile.partitioners.problem import Node, Problem, Tensor
-from pipecompile.show.table import stage_table
+from pipecompile.show.table import StageTable, render
 from pipecompile.tracing import trace
 from pipecompile.tracing.graph_parser import parse_graph
 from tests.support.cpu_time import assert_within
@@ -92,7 +92,7 @@ def pipe() -> pc.Pipeline:
 
 def _plan(text: str) -> object:
     plan = pc.Plan.from_json(text)
-    return str(stage_table(plan, None)), str(plan)
+    return render(StageTable(plan, None)), str(plan)
 
 
 def _compiled(text: str) -> object:
