@@ -215,8 +215,9 @@ def _draw_memory(axes: Axes, panel: _Panel, top: float) -> None:
     axes.grid(axis="y", color=FAINT, linewidth=0.5)
     axes.set_ylabel(f"memory, {unit.name}", fontsize=8)
     axes.legend(
-        loc="center left", bbox_to_anchor=(1.003, 0.5), fontsize=7, frameon=False, handlelength=1.2, labelspacing=0.25
-    )
+        title="device", title_fontsize=7, alignment="left", loc="center left", bbox_to_anchor=(1.003, 0.5), fontsize=7,
+        frameon=False, handlelength=1.2, labelspacing=0.25,
+    )  # fmt: skip
 
 
 def _head(figure: Figure, title: str, timelines: Sequence[Timeline]) -> None:
@@ -234,10 +235,22 @@ def _head(figure: Figure, title: str, timelines: Sequence[Timeline]) -> None:
         patches.append(Patch(color=COPY, label="copy"))
     width, height = figure.get_size_inches()
     figure.text(0.15 / width, 1 - 0.22 / height, title, fontsize=11, fontweight="bold", va="center")
+    figure.text(0.15 / width, 0.12 / height, _key(timelines), fontsize=7, va="center")
     figure.legend(
         handles=patches, loc="center right", bbox_to_anchor=(1 - _RIGHT / width, 1 - 0.22 / height), ncols=5,
         frameon=False, fontsize=8, handlelength=1.0, handleheight=0.9, columnspacing=1.2, borderpad=0,
     )  # fmt: skip
+
+
+def _key(timelines: Sequence[Timeline]) -> str:
+    """Return what numbers and shades stand for."""
+    cells = [(s.device, cell) for timeline in timelines for s in timeline.spans if (cell := s.action)]
+    if not cells:
+        return ""
+    stages = {(device, cell.stage) for device, cell in cells}
+    is_sliced = any("." in cell.part for _, cell in cells)
+    numbers = "number: micro-batch.slice" if is_sliced else "number: micro-batch"
+    return numbers if len(stages) == len({d for d, _ in stages}) else f"{numbers} · darker: later stage of the device"
 
 
 register_writer("figure", timeline_figure)

@@ -29,6 +29,7 @@ def test_title_rows_cells_and_peaks_are_written_down(predicted):
     assert {"forward", "backward", "copy"} <= set(found)
     assert "0: peak 52.0 MiB" in found
     assert "time, ms" in found
+    assert "number: micro-batch" in found
 
 
 def test_every_cell_bears_its_micro_batch(predicted):
@@ -86,6 +87,7 @@ def test_stages_of_one_device_have_their_own_shade():
     shades = {colour for colour in ("#8fbbea", "#5f95d6", "#3f72b5") if colour in svg}
     assert shades == {"#8fbbea", "#5f95d6"}
     assert "time, in units of the costs" in words(svg)
+    assert "number: micro-batch · darker: later stage of the device" in words(svg)
 
 
 def test_the_same_timeline_gives_the_same_bytes_whatever_the_users_style(predicted):
