@@ -125,11 +125,11 @@ class ClusterPlan:
 
 
 def layout_columns(rows: Sequence[LayoutRow]) -> dict[str, list[str]]:
-    """Return header -> cells. A column has one unit."""
+    """Return header -> cells, without columns that are empty. A column has one unit."""
     steps = [row.seconds.total for row in rows]
     step, held = fit(SECONDS, steps), fit(BYTES, [row.memory.total for row in rows])
     kinds = ("parameters", "gradients", "optimizer", "activations")
-    return {
+    columns = {
         "": [str(number + 1) if row.fits else "-" for number, row in enumerate(rows)],
         "mesh": [str(row.layout) for row in rows],
         "schedule": [row.schedule for row in rows],
@@ -141,6 +141,7 @@ def layout_columns(rows: Sequence[LayoutRow]) -> dict[str, list[str]]:
         **{kind: _numbers([getattr(row.memory, kind) for row in rows], held) for kind in kinds},
         "lacks": ["" if row.fits else written(BYTES, row.missing) for row in rows],
     }
+    return {header: cells for header, cells in columns.items() if any(cells)}
 
 
 def _numbers(values: Sequence[float], unit: Unit) -> list[str]:

@@ -37,6 +37,8 @@ def test_the_table_has_the_rows_that_fit_with_their_lines_and_what_the_others_la
     assert "1.35" in text
     assert "1.00 GiB" in text
     assert text.count("pc.compile(") == 1
+    assert "lacks" in text
+    assert "recomputed" not in text
     assert plan.best is plan.rows[0]
     assert "best=LayoutRow" in repr(plan)
     html = plan._repr_html_()
