@@ -60,7 +60,7 @@ from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, Recor
 from pipecompile.tracing.state.second_call import CarriedStateError, record_state_changes
 from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
 from pipecompile.tracing.state.tensor_attributes import attribute_changes, warn_of_inputs
-from pipecompile.tracing.trace_errors import as_trace_error, needs_values
+from pipecompile.tracing.trace_errors import as_trace_error, cause_of, needs_values
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Recorder", "another_size", "record", "trace"]
@@ -247,17 +247,17 @@ class Recorder(CallRecorder):
                 for context in (*arguments_watched(self.model, args, kwargs, leaves), *self._contexts()):
                     stack.enter_context(context)
                 output = self.model(*args, **kwargs)
-                self._record_leftovers(inputs)
+                self._record_leftovers(inputs, output)
             graph = assemble_graph(self, inputs, output)
             self.twins.release()
             reads = RecordedReads(self.model, self.reads, self.leftovers.written, others=given, asked=self.asked)
             graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at)
             return graph
         except Exception as error:
-            raise as_trace_error(error, self.model) from error
+            raise (fault := as_trace_error(error, self.model)) from cause_of(fault, error)
 
-    def _record_leftovers(self, inputs: FlatInputs) -> None:
-        """Record what the call has left on the model. Raise TraceError for what no node can leave there."""
+    def _record_leftovers(self, inputs: FlatInputs, output: Any) -> None:
+        """Record what the call, which returned `output`, has left on the model. Raise TraceError for what no node can leave there."""
         self.values.call_objects.check()
         self.values.closed_over.check()
         if written := attribute_changes(self.model, self.twins, self.reach.functions):
@@ -266,7 +266,7 @@ class Recorder(CallRecorder):
         if changes := self.leftovers.changes():
             if self.values.call_objects.are_in([change.value for change in changes]):
                 raise CarriedStateError(changes, self.model)
-            record_state_changes(self, inputs, changes)
+            record_state_changes(self, inputs, output, changes)
 
     def _contexts(self) -> tuple[Any, ...]:
         """Return the modes and patches of a recording, the outermost first."""

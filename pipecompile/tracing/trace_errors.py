@@ -23,6 +23,7 @@ __all__ = [
     "GradientStateError",
     "as_trace_error",
     "beside_kept",
+    "cause_of",
     "eager_failure",
     "is_unsupported_by_fakes",
     "needs_values",
@@ -81,6 +82,11 @@ def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
         return TraceError(code="PC104", where=raiser(error))
     raised = described(error)
     return TraceError(f"cannot trace: the forward of {type(model).__name__} raised {raised}", where=raiser(error))
+
+
+def cause_of(error: TraceError, caught: BaseException) -> BaseException | None:
+    """Return what to raise `error` from after `caught`: an error that is its own cause sends a reader of causes round for ever."""
+    return error.__cause__ if error is caught else caught
 
 
 def eager_failure(error: Exception, model: nn.Module) -> TraceError:

@@ -28,6 +28,7 @@ from pipecompile.tracing.trace_errors import (
     GradientStateError,
     as_trace_error,
     beside_kept,
+    cause_of,
     eager_failure,
     needs_values,
     through_kept,
@@ -87,7 +88,7 @@ class OpaquePieces:
         fault = through_kept(fault, cause, [piece.name for piece in self.reasons if not piece.line])
         is_incurable = fault.code in _INCURABLE and not isinstance(fault, GradientStateError)
         if is_incurable or not isinstance(cause, Exception):
-            raise fault from cause
+            raise fault from cause_of(fault, cause)
         if isinstance(cause, UnreadPartError) and self.has_unread and self._fix_structures():
             return
         passed = error.pieces if isinstance(error, CarriedStateError) else candidates(cause, self.model, fault.code)
@@ -104,20 +105,20 @@ class OpaquePieces:
                 self.result_specs = self._infer(self.reasons)
             except UnpredictableResult as problem:
                 self._reject(problem)
-                raise self._final(fault) from error
+                raise (final := self._final(fault)) from cause_of(final, error)
 
     def _grow_by(self, pieces: list[Piece], error: Exception, cause: Exception, fault: TraceError) -> None:
         """Make one of the pieces opaque. Raise TraceError if none can be."""
         if pieces and self._has_no_values():
             raise TraceError(code="PC110", where=fault.where, why=f"{_reason_text(fault)}; the model or its inputs are on meta, so no part of it can be run to see what it returns") from error  # fmt: skip
         if not pieces and (needs_values(cause) or (isinstance(error, TraceError) and error.code != "PC199")):
-            raise self._final(fault) from error
+            raise (final := self._final(fault)) from cause_of(final, error)
         for piece in pieces:
             if self._make_opaque(piece, fault):
                 return
         if not pieces and not self._has_no_values():
             self._infer({})  # raises PC108 if the model fails by itself
-        raise self._final(fault) from error
+        raise (final := self._final(fault)) from cause_of(final, error)
 
     def _fix_structures(self) -> bool:
         """Record for the batch size of the example alone if lists in results, which the model reads, have one length then."""

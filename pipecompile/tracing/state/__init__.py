@@ -10,6 +10,7 @@
 
     leftover_state        differences that a call leaves; effect nodes
     call_comparison       whether two calls are recorded alike
+    returned_values       what a call returns, as a node that takes part in that comparison
     recording_leftovers   those differences for one recording, without what leaf modules do themselves; whether a module
                           still is what it was when the recording began
     second_call           the decision: effect nodes, or PC114 because the model reads what the call before left

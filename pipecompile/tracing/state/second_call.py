@@ -3,7 +3,7 @@
 The second call is recorded behind the first, compared with it, and erased again. Three outcomes:
 
     same nodes, same changes      each change becomes a node (`effect_nodes.effect_function`), or warns if none can make it
-    other nodes or changes        CarriedStateError: the model reads what the call before left
+    other nodes, changes, results CarriedStateError: the model reads what the call before left
     the second call raises        CarriedStateError
 """
 
@@ -37,6 +37,7 @@ from pipecompile.tracing.state.leftover_state import (
     change_keys,
 )
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
+from pipecompile.tracing.state.returned_values import note_returned
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
 from pipecompile.tracing.user_source import line_of, warn
 
@@ -80,14 +81,15 @@ class RecordedCall(Protocol):
         """Record a node that calls `function`, which returns nothing."""
 
 
-def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: list[StateChange]) -> None:
-    """Record nodes for the `changes` that the first call left on the model.
+def record_state_changes(recording: RecordedCall, inputs: FlatInputs, output: Any, changes: list[StateChange]) -> None:
+    """Record nodes for the `changes` that the first call, which returned `output`, left on the model.
 
     Raise CarriedStateError if the second call is recorded otherwise than the first, and warn about changes that no node
     can make.
     """
     recording.regions.close()
     model, values = recording.model, recording.values
+    returned = note_returned(values, output)
     first = _computing_nodes(values.graph)
     if recording.leftovers.is_length_read(changes):
         raise CarriedStateError(changes, model)
@@ -101,10 +103,9 @@ def record_state_changes(recording: RecordedCall, inputs: FlatInputs, changes: l
     kept = [one for one in changes if not any(one is other for other in of_pieces)]
     is_alike = recorded_alike(first, second, constants) and left_alike(kept, later, values, first, constants)
     _erase_second_call(values.graph, set(first))
-    by_kind: dict[bool, list[StateChange]] = {True: [], False: []}
-    for change in changes:
-        by_kind[_is_constant(change, values, constants)].append(change)
-    if not (is_alike and _tensor_keys(by_kind[False]) == _tensor_keys(later) - _tensor_keys(by_kind[True])):
+    values.graph.erase_node(returned)
+    tables = _tensor_keys([change for change in changes if _is_constant(change, values, constants)])
+    if not (is_alike and _tensor_keys(changes) - tables == _tensor_keys(later) - tables):
         raise CarriedStateError(changes, model)
     for change in of_pieces:
         recording.leftovers.note_written(change)
@@ -176,8 +177,9 @@ def _record_again(recording: RecordedCall, inputs: FlatInputs, kept: set[tuple[i
     args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
     with recording.values.original_buffers(), recording.call_counts_restored():
         since = StateWatch(recording.model, kept=kept)
-        recording.model(*args, **kwargs)
+        output = recording.model(*args, **kwargs)
         recording.regions.close()
+        note_returned(recording.values, output)
         return recording.leftovers.changes(since)
 
 
