@@ -74,7 +74,7 @@ def devices(dry: bool) -> tuple[Any, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         try:
-            return tuple(pc.card_partitions("cuda:0", PARTS))
+            return tuple(pc.partitions("cuda:0", PARTS))
         except RuntimeWarning as reason:
             raise Skipped(str(reason)) from None
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from pipecompile.pipeline import Pipeline as Pipeline
     from pipecompile.runtime.launch_timeline import simulate_launches as simulate_launches
     from pipecompile.runtime.partitions import CardPartition as CardPartition
-    from pipecompile.runtime.partitions import card_partitions as card_partitions
+    from pipecompile.runtime.partitions import partitions as partitions
     from pipecompile.schedules import auto_schedule as auto_schedule
     from pipecompile.schedules import build_schedule as build_schedule
     from pipecompile.schedules import register_schedule as register_schedule
@@ -122,7 +122,7 @@ _HOMES = {
     "ir.plan": ("Plan",),
     "tracing.recompute_flag": ("is_recomputing",),
     "runtime.launch_timeline": ("simulate_launches",),
-    "runtime.partitions": ("CardPartition", "card_partitions"),
+    "runtime.partitions": ("CardPartition", "partitions"),
     "schedules": ("auto_schedule", "build_schedule", "register_schedule"),
     "schedules.periods": ("build_periodic", "find_period"),
     "show.chakra": ("save_chakra",),

@@ -136,7 +136,7 @@ def compile(
 
     - `devices`: one entry per pipeline device, repeats allowed. Default: one per stage, or half as many for a schedule in a V, on
       the GPUs of the machine, else on the CPU. With fewer devices than stages, the schedule deals several stages to each.
-      `pc.card_partitions("cuda:0", 4)` are parts of one GPU.
+      `pc.partitions("cuda:0", 4)` are parts of one GPU.
     - `mesh`: the ranks of `torch.distributed` to run on, with a dimension "pp" of one rank per pipeline device. Further dimensions:
       "dp" for copies on parts of the batch, "dp_shard" for copies that shard parameters, "tp" for layers in parts. Default: all
       ranks, if there are several and no `devices` (docs/distributed.md).

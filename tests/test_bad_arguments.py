@@ -171,7 +171,7 @@ FUNCTIONS: Mapping[str, tuple[Call, dict[str, Any]]] = {
     "Problem in parts": (lambda **parts: pc.partition(replace(problem(), **parts), 2), dict.fromkeys(pc.Problem.__dataclass_fields__, KEEP)),
     "Plan in parts": (lambda **parts: compiled(plan=replace(pipe().plan, **parts)), dict.fromkeys(pc.Plan.__dataclass_fields__, KEEP)),
     "PipelineOrder.save": (ORDER.save, {}),
-    "card_partitions": (pc.card_partitions, {}),
+    "partitions": (pc.partitions, {}),
     "Microbatch": (lambda x, target: pipe().step(microbatches=[pc.Microbatch(x, target=target)]), {"x": X, "target": TARGET}),
     "draw": (lambda path: pipe().draw(path), {}),
     "clip_grad_norm_": (lambda max_norm, norm_type: pipe().clip_grad_norm_(max_norm, norm_type), {"max_norm": 1.0, "norm_type": 2.0}),

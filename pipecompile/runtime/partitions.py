@@ -1,6 +1,6 @@
 """One card as several pipeline devices: parts of its multiprocessors, each with a stream of its own.
 
-    pc.card_partitions("cuda:0", 4)      compute 0   on multiprocessors  0 to 31     0F0 ■  0F1 ...
+    pc.partitions("cuda:0", 4)      compute 0   on multiprocessors  0 to 31     0F0 ■  0F1 ...
                                     copies 0►1  anywhere                          └► SEND ■
                                     compute 1   on multiprocessors 32 to 63               └► 1F0 ...
 
@@ -28,7 +28,7 @@ from pipecompile.runtime.transport import CardCopy, Link
 from pipecompile.text.shown_value import shown
 from pipecompile.torch_private.accelerators import OnStreams, accelerator_indices, accelerator_type, is_accelerator
 
-__all__ = ["CardPartition", "PartitionStreams", "card_partitions", "parts_of_one_card", "stream_of"]
+__all__ = ["CardPartition", "PartitionStreams", "partitions", "parts_of_one_card", "stream_of"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CardPartition:
         return f"{self.device}, part {self.index} of {self.count}"
 
 
-def card_partitions(device: str | torch.device = "cuda:0", count: int = 4) -> list[CardPartition]:
+def partitions(device: str | torch.device = "cuda:0", count: int = 4) -> list[CardPartition]:
     """Return `count` pipeline devices on one GPU, for `compile(devices=...)`: each with multiprocessors and a stream of its own.
 
     Warn where the driver has no parts; then they share the multiprocessors. Raise InputError for a GPU that does not exist.
@@ -57,7 +57,7 @@ def card_partitions(device: str | torch.device = "cuda:0", count: int = 4) -> li
     card = _checked(device)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InputError(
-            f"count={shown(count)} is not a whole number of at least 1", hint=f'pc.card_partitions("{card}", 4)'
+            f"count={shown(count)} is not a whole number of at least 1", hint=f'pc.partitions("{card}", 4)'
         )
     try:
         streams, each = green_streams(card, count)
@@ -104,11 +104,11 @@ def _checked(device: Any) -> torch.device:
         card = torch.device(card.type, card.index or 0)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         why = str(error).splitlines()[0]
-        raise InputError(f"{shown(device)} is not a GPU", why=why, hint='pc.card_partitions("cuda:0", 4)') from None
+        raise InputError(f"{shown(device)} is not a GPU", why=why, hint='pc.partitions("cuda:0", 4)') from None
     if str(card) not in here:
         raise InputError(
             f"there is no {card} to cut into partitions", why=f"the GPUs here: {', '.join(here) or 'none'}",
-            hint=f'pc.card_partitions("{here[0]}", 4)' if here else 'devices=["cpu"] * 4',
+            hint=f'pc.partitions("{here[0]}", 4)' if here else 'devices=["cpu"] * 4',
         )  # fmt: skip
     return card
 

@@ -203,7 +203,7 @@ def resolve_partitions(devices: Any) -> tuple[CardPartition, ...]:
             "devices",
             [str(device) for device in devices],
             what,
-            hint=f'devices=pc.card_partitions("{parts[0].device}", {len(devices)})',
+            hint=f'devices=pc.partitions("{parts[0].device}", {len(devices)})',
         )
     return tuple(parts)
 

@@ -176,7 +176,7 @@ def test_the_simulator_knows_whether_parts_have_multiprocessors_of_their_own(mon
 def test_parts_are_given_all_together_or_not_at_all() -> None:
     given = parts(2)
     for devices in ([given[0], "cpu"], [given[0], given[0]]):
-        with pytest.raises(pc.InputError, match=r"(?s)devices=.*each once.*pc.card_partitions"):
+        with pytest.raises(pc.InputError, match=r"(?s)devices=.*each once.*pc.partitions"):
             pc.compile(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 2, devices=devices)
     with pytest.raises(pc.InputError, match="cuda_graphs=True is given together with partitions"):
         pc.compile(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 2, devices=given, cuda_graphs=True)
@@ -212,16 +212,16 @@ def test_a_card_that_is_named_several_times_has_a_stream_for_each(
 def test_without_the_gpu_the_error_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "accelerator_indices", lambda: range(0))
     with pytest.raises(pc.InputError, match=r"(?s)there is no cuda:0 .*GPUs here: none.*\[\"cpu\"\] \* 4"):
-        pc.card_partitions("cuda:0", 4)
+        pc.partitions("cuda:0", 4)
     monkeypatch.setattr(partitions, "accelerator_indices", lambda: range(1))
     monkeypatch.setattr(partitions, "accelerator_type", lambda: "cuda")
     with pytest.raises(pc.InputError, match=r"no cuda:3 .*"):
-        pc.card_partitions("cuda:3", 4)
+        pc.partitions("cuda:3", 4)
     for wrong in ("gpu", None, 1.5):
         with pytest.raises(pc.InputError):
-            pc.card_partitions(wrong, 4)  # type: ignore[arg-type]
+            pc.partitions(wrong, 4)  # type: ignore[arg-type]
     with pytest.raises(pc.InputError, match="whole number"):
-        pc.card_partitions("cuda:0", 0)
+        pc.partitions("cuda:0", 0)
 
 
 def test_a_driver_without_parts_gives_streams_that_share_the_card(
@@ -235,7 +235,7 @@ def test_a_driver_without_parts_gives_streams_that_share_the_card(
 
     monkeypatch.setattr(partitions, "green_streams", none)
     with pytest.warns(RuntimeWarning, match="cuda:0 has no partitions: the driver says 801"):
-        made = pc.card_partitions("cuda", 2)
+        made = pc.partitions("cuda", 2)
     assert [(str(part), part.multiprocessors) for part in made] == [
         ("cuda:0, part 0 of 2", 0),
         ("cuda:0, part 1 of 2", 0),
