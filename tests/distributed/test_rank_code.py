@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -20,10 +21,21 @@ from pipecompile.distributed.rank_code import fixed_names
 from pipecompile.ir import HOST, LOSS, Instruction, Op, Program, Route, chain
 from pipecompile.passes import lower
 from pipecompile.passes.lowering import lowering
+from pipecompile.passes.sharding import insert_sharding
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.stream_events import Launch, row_launches
 from pipecompile.schedules import CATALOGUE, build_schedule, compared_names
-from tests.support.nccl_rules import BOTH_WAYS, Deadlock, FakeWorld, Queue, add_collectives, directed, execute
+from tests.support.nccl_rules import (
+    BOTH_WAYS,
+    Deadlock,
+    FakeWorld,
+    Launched,
+    Queue,
+    add_collectives,
+    add_sharding,
+    directed,
+    execute,
+)
 from tests.support.rank_programs import check, drawn_program, launches_of
 
 STRICT = {"queue": Queue.DEVICE, "is_buffered": False}
@@ -189,6 +201,38 @@ def test_copies_that_reduce_in_different_orders_are_caught() -> None:
     row.insert(0, row.pop(row.index(first)))
     with pytest.raises(Deadlock):
         execute(rows, **STRICT)
+
+
+def needs(launch: Launched) -> set[Launched]:
+    """All launches that one waits for on its own rank."""
+    found, pending = set[Launched](), [launch]
+    while pending:
+        new = set(pending.pop().after) - found
+        found |= new
+        pending += new
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["looped-bfs", "interleaved"])
+def test_parameters_are_gathered_beside_the_block_before(schedule: str) -> None:
+    """The simulator lets a gathering begin after what precedes it in the row, and what follows run beside it, up to its reader."""
+    order = insert_sharding(build_schedule(schedule, 4, 4, n_devices=2))
+    routes = (*chain(order.n_stages), Route(LOSS, order.n_stages - 1, (HOST,)))
+    worlds = [FakeWorld(lower(order, routes, overlap=True), [2] * 4, copy) for copy in range(2)]
+    add_sharding(worlds)
+    rows = {rank: row for world in worlds for rank, row in world.rows.items()}
+    for queue, is_buffered in product(Queue, (False, True)):
+        assert execute(rows, queue, is_buffered=is_buffered)
+    beside = 0
+    for row in rows.values():
+        for place, gathering in enumerate(row):
+            if gathering.group is not None and "UNSHARD" in str(gathering.what):
+                computed = [one for one in row[place + 1 :] if one.lane == row[place - 1].lane]
+                reader = next(one for one in computed if gathering in one.after)
+                between = computed[: computed.index(reader)]
+                assert not any(gathering in needs(one) for one in between)
+                beside += any(one.what.action and one.what.action.microbatch >= 0 for one in between)  # type: ignore[attr-defined]
+    assert beside >= len(rows)
 
 
 def survives(program: Program) -> bool:

@@ -31,15 +31,15 @@ from pipecompile.distributed.messages.direct_values import DirectValues
 from pipecompile.distributed.messages.message_layout import MessageLayout, PayloadKind
 from pipecompile.distributed.messages.row_messages import departures
 from pipecompile.distributed.rank_code import RankCodeBuilder
-from pipecompile.ir import HOST, Instruction, Op, Program, Tie, Value
+from pipecompile.ir import HOST, SHARDING, Instruction, Kind, Op, Program, Tie, Value
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.stream_events import Lane
 from pipecompile.runtime.streams import StreamTask
 from tests.support.emulated import Device, Handle
 
 __all__ = [
-    "BOTH_WAYS", "Communicators", "Deadlock", "FakeWorld", "Launched", "Queue", "add_collectives", "add_departures", "add_ties",
-    "directed", "execute",
+    "BOTH_WAYS", "Communicators", "Deadlock", "FakeWorld", "Launched", "Queue", "add_collectives", "add_departures", "add_sharding",
+    "add_ties",    "directed", "execute",
 ]  # fmt: skip
 
 CPU = torch.device("cpu")
@@ -324,6 +324,28 @@ def add_collectives(worlds: Sequence[FakeWorld], *, is_sharded: bool) -> None:
         if is_sharded:
             row.insert(0, Launched(rank, (device, device), "gather", group=group))
             row[1].after.append(row[0])
+
+
+def add_sharding(worlds: Sequence[FakeWorld]) -> None:
+    """Add the collectives of the actions on sharded parameters, on a stream of their own: after the action, and a gathering before the
+    first computation of its stage.
+    """
+    for world in worlds:
+        for device, program_row in enumerate(world.program.rows):
+            rank = world.rank(device)
+            row, gathering, before = list[Launched](), dict[int, Launched](), list[Launched]()
+            for launch in world.rows[rank]:
+                row.append(launch)
+                action = program_row[launch.place].action if launch.lane == (device, device) else None
+                if action is not None and action.kind in (Kind.UNSHARD, Kind.REDUCE_GRAD):
+                    after = [launch, *before[-1:]]
+                    row.append(Launched(rank, "collectives", str(action), after=after, group=("copies", device)))
+                    before.append(row[-1])
+                    if action.kind is Kind.UNSHARD:
+                        gathering[action.stage] = row[-1]
+                elif action is not None and action.kind not in SHARDING and action.stage in gathering:
+                    launch.after.append(gathering.pop(action.stage))
+            world.rows[rank] = row
 
 
 def _add_message(world: FakeWorld, source: int, target: int, name: str) -> None:

@@ -16,7 +16,8 @@ from pipecompile.distributed.agreement.state_of_copies import StateOfCopies
 from pipecompile.distributed.agreement.weights_of_copies import WeightsOfCopies, shortened
 from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket, with_gradients
 from pipecompile.distributed.data_parallel.held_gradients import HeldGradients, Part
-from pipecompile.distributed.data_parallel.sharded_parameters import ShardedParameters, weigh_in_place, weighed
+from pipecompile.distributed.data_parallel.sharded_parameters import ShardedParameters
+from pipecompile.distributed.data_parallel.weighed_gradients import weigh_in_place, weighed
 from pipecompile.distributed.failures.failure_report import Disagreement, StageDisagreement
 from pipecompile.errors import RunError
 from pipecompile.torch_private.device_functions import to_device

@@ -87,17 +87,15 @@ class ShardedParameter:
             storage.resize_(_extent(self.shape, self.stride) * self.memory.element_size())
         return self.memory
 
-    def gather(self, rows: torch.Tensor) -> None:
-        """Make the parameter whole, from its gathered elements `(ranks, width)`, padded at the end."""
+    def copies(self, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the parts of the memory of the whole parameter, each with its elements among the gathered ones `(ranks, width)`, padded
+        at the end.
+        """
         memory = self.allocated()
-        if memory.is_contiguous():
-            flat = memory.view(-1)
-            for index, row in enumerate(rows):
-                part = flat[index * self.width : (index + 1) * self.width]
-                part.copy_(row[: len(part)])
-        else:
-            memory.copy_(rows.reshape(-1)[: memory.numel()].view(self.shape))
-        self.take()
+        if not memory.is_contiguous():
+            return [(memory, rows.reshape(-1)[: memory.numel()].view(self.shape))]
+        parts = memory.view(-1).split(self.width) if self.width else ()
+        return [(part, row[: len(part)]) for part, row in zip(parts, rows, strict=False)]
 
     def take(self) -> None:
         """Make the parameter whole, whose memory has the values of all ranks."""

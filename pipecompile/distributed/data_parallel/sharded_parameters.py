@@ -28,10 +28,12 @@ from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket,
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel.held_gradients import HeldGradients, Part
 from pipecompile.distributed.data_parallel.sharded_parameter import ShardedParameter, padded
+from pipecompile.distributed.data_parallel.weighed_gradients import weigh_in_place, weighed
 from pipecompile.errors import InputError
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
+from pipecompile.torch_private.storages import foreach_copy
 
 __all__ = ["Gathering", "ShardedParameters"]
 
@@ -202,8 +204,11 @@ class ShardedParameters:
                 gathering.parameters[0].take()
                 continue
             columns = rows.split_with_sizes([p.width for p in gathering.parameters], 1)
-            for parameter, column in zip(gathering.parameters, columns, strict=True):
-                parameter.gather(column)
+            own = zip(gathering.parameters, columns, strict=True)
+            if pairs := [pair for parameter, column in own for pair in parameter.copies(column)]:
+                foreach_copy(*zip(*pairs, strict=True))
+            for parameter in gathering.parameters:
+                parameter.take()
 
     @_normal_tensors
     def release(self, parameters: Iterable[ShardedParameter]) -> None:
@@ -276,18 +281,6 @@ def _refusal(_weight: torch.Tensor) -> InputError:
     return InputError(
         "the loss reads a parameter while it is sharded", why="the analysis of the loss has not seen that"
     )
-
-
-def weigh_in_place(gradients: torch.Tensor, share: float) -> None:
-    """Multiply gradients by the share of a replica. Those of a loss that counts nothing are not numbers, and become 0."""
-    gradients.mul_(share) if share else gradients.zero_()
-
-
-def weighed(gradient: torch.Tensor | None, share: float) -> torch.Tensor | None:
-    """Return a copy of a gradient, multiplied by the share of a replica."""
-    if gradient is not None:
-        weigh_in_place(gradient := gradient.clone(), share)
-    return gradient
 
 
 def _by_dtype(parameters: Iterable[ShardedParameter]) -> list[list[ShardedParameter]]:

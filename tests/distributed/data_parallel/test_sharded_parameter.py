@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from pipecompile.distributed.data_parallel.sharded_parameter import ShardedParameter, padded, rows_of
+from pipecompile.torch_private.storages import foreach_copy
 
 
 def test_rows_are_cut_as_torch_chunks_them() -> None:
@@ -27,6 +28,11 @@ def half(shape: tuple[int, ...], index: int = 0) -> ShardedParameter:
     return ShardedParameter(whole, nn.Parameter(rows), shape, whole.stride(), width)
 
 
+def gather(parameter: ShardedParameter, rows: torch.Tensor) -> None:
+    foreach_copy(*zip(*parameter.copies(rows), strict=True))
+    parameter.take()
+
+
 def test_a_freed_parameter_is_nan_and_keeps_its_shape() -> None:
     parameter = half((3, 2))
     parameter.free(0, 2)
@@ -40,7 +46,7 @@ def test_a_gathered_parameter_has_the_values_of_both_ranks_and_its_strides() -> 
         parameter = half((3, 2))
         parameter.stride = stride
         parameter.free(0, 2)
-        parameter.gather(torch.tensor([[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 0.0, 0.0]]))  # two numbers of padding
+        gather(parameter, torch.tensor([[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 0.0, 0.0]]))  # two numbers of padding
         assert parameter.whole.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
         assert parameter.whole.stride() == stride
 
@@ -49,12 +55,12 @@ def test_views_see_the_values_of_the_next_gather_and_those_of_now_when_the_step_
     for stride in ((1, 3), (2, 1)):
         parameter = half((3, 2))
         parameter.stride = stride
-        parameter.gather(torch.arange(8.0).view(2, 4))
+        gather(parameter, torch.arange(8.0).view(2, 4))
         view = parameter.whole.detach().t()
         parameter.free(0, 2, is_kept=True)
         assert view.untyped_storage().nbytes() == 0
         assert parameter.whole.isnan().all()
-        parameter.gather(torch.arange(8.0).view(2, 4) + 10)
+        gather(parameter, torch.arange(8.0).view(2, 4) + 10)
         assert view.tolist() == [[10.0, 12.0, 14.0], [11.0, 13.0, 15.0]]
         parameter.free(0, 2)
         assert view.sum() == 75.0
@@ -63,7 +69,7 @@ def test_views_see_the_values_of_the_next_gather_and_those_of_now_when_the_step_
 
 def test_rows_that_a_forward_writes_are_kept() -> None:
     parameter = half((3, 2), index=1)
-    parameter.gather(torch.arange(8.0).view(2, 4))
+    gather(parameter, torch.arange(8.0).view(2, 4))
     with torch.no_grad():
         parameter.whole += 10
     parameter.free(1, 2, is_kept=True)
