@@ -229,11 +229,15 @@ class LossDivisor:
         return replace(self, inputs=names, compute=partial(_chained, self.compute, sources, names))
 
     def is_complete(self, values: Mapping[str, Any]) -> bool:
-        """Return whether every class index of the mini-batch counts alike: shares are then those of the samples."""
+        """Return whether every class index of the mini-batch is known to count alike: shares are then those of the samples. Not known of
+        those on a GPU, for which `shares` waits anyway.
+        """
         if not self.is_target or self.weight is not None or self.compute is not None:
             return False
         labels = values[self.inputs[0]]
-        if labels.dim() == 1 and len(labels) <= _FEW and labels.is_cpu:
+        if not labels.is_cpu:
+            return False
+        if labels.dim() == 1 and len(labels) <= _FEW:
             return self.ignored not in labels.tolist()  # a fifth of the time
         return not bool((labels == self.ignored).any())
 

@@ -150,3 +150,13 @@ def test_the_shares_of_all_microbatches_are_one_wait_for_a_gpu(
     shares, tensor = divisor.shares({"t": labels}, [{"t": part} for part in labels.split(2)], (2, 2, 2))
     assert shares == tensor.tolist() == pytest.approx([1 / 3, 2 / 3, 0] if weight is None else [1 / 7, 6 / 7, 0])
     assert read == [(4,)]
+
+
+def test_a_target_on_a_gpu_is_not_read_before_its_shares() -> None:
+    """Whether all of it counts was one more wait; shares are then those of the samples, bit for bit."""
+    divisor, labels = LossDivisor(("t",), is_target=True), torch.zeros(9, 7, dtype=torch.int64)
+    assert divisor.is_complete({"t": labels})
+    assert not divisor.is_complete({"t": labels.to("meta")})
+    parts = (4, 3, 2)
+    shares, _ = divisor.shares({"t": labels}, [{"t": part} for part in labels.split(parts)], parts)
+    assert shares == loss_weights(parts, mean=True)[0]
