@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
 from pipecompile.distributed.rank_mesh import RankMesh
-from pipecompile.errors import InputError
+from pipecompile.errors import InputError, RunError
 from tests.distributed.test_rank_pipeline import SAMPLES, compiled
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -32,6 +33,20 @@ def test_a_copy_has_a_model_of_its_own_on_the_same_ranks_with_the_same_cut() -> 
         pipe.model.weight.zero_()
     assert torch.equal(other.step(SAMPLES), expected)
     assert other.plan is pipe.plan
+
+
+def test_a_call_ends_when_the_collectives_that_streams_wait_for_are_over() -> None:
+    """On GPUs a rank that is lost would be noticed by nobody: the script would wait for its GPU for ever."""
+    pipe = compiled(nn.Linear(4, 4), loss_fn=Square())
+    pipe.step(SAMPLES)
+    use, lost = pipe._communicator.groups, RankLost(FailureReport(0, "it was killed"), is_posted=False)
+
+    def wait() -> None:
+        raise lost
+
+    use.launched(use.ranks.group, wait)
+    with pytest.raises(RunError, match="rank 0 failed.*it was killed"):
+        pipe.step(SAMPLES)
 
 
 def test_weights_are_averaged_over_steps() -> None:
