@@ -45,7 +45,7 @@ def test_a_call_ends_when_the_collectives_that_streams_wait_for_are_over() -> No
         raise lost
 
     use.launched(use.ranks.group, wait)
-    with pytest.raises(RunError, match="rank 0 failed.*it was killed"):
+    with pytest.raises(RunError, match=r"rank 0 failed.*it was killed"):
         pipe.step(SAMPLES)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ def test_state_follows_before_the_next_step(
     optimizer.param_groups[0].update(given)
     move(moved)
     assert {value.device.type for value in optimizer.state[moved].values()} == {"cpu"}
+    assert weakref.getweakrefcount(moved) == 0  # torch.utils.swap_tensors refuses tensors that have some
     kept.grad = None
     moved.grad = None if given else moved.grad  # torch has no such step on meta
     optimizer.step()
