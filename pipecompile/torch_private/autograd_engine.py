@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter, methodcaller
 from sys import getrefcount
 from typing import Any
@@ -15,6 +15,8 @@ import torch
 from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 from torch.utils.hooks import RemovableHandle
+
+from pipecompile.torch_private.accelerators import accelerator_type
 
 __all__ = [
     "FunctionNode",
@@ -49,7 +51,7 @@ def accumulate(
     `torch.autograd.backward` checks shapes and dtypes before, and the engine checks them again. On a small cell these checks
     cost as much as the backward itself (benchmarks/overhead.py).
     """
-    is_plain = gradients[0].is_cpu and not _LOG.isEnabledFor(logging.DEBUG)
+    is_plain = not _has_accelerators() and not _LOG.isEnabledFor(logging.DEBUG)
     run: Callable[..., object] = _run_here if is_plain else _engine_run_backward
     run(tuple(roots), tuple(gradients), False, False, tuple(weights), allow_unreachable=True, accumulate_grad=True)
 
@@ -57,7 +59,14 @@ def accumulate(
 _LOG = logging.getLogger("torch.autograd.graph")
 
 _run_here = Variable._execution_engine.run_backward
-"""The engine's own function: without the setup for threads of other devices, and without logging. 2.11."""
+"""The engine's own function: without the context variables for threads of other devices, and without logging. 2.11."""
+
+
+@cache
+def _has_accelerators() -> bool:
+    """Return whether a backward may have nodes in threads of other devices, also one that begins on the CPU."""
+    return accelerator_type() is not None
+
 
 FunctionNode = torch._C._FunctionBase
 """Base class of nodes of `torch.autograd.Function`; a GradientEdge to such a node keeps more alive. 2.11."""

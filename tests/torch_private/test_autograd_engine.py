@@ -39,6 +39,18 @@ def test_accumulate_adds_to_all_leaves() -> None:
     assert (x.grad, w.grad) == (torch.tensor([31.0]), torch.tensor([20.0]))
 
 
+def test_threads_of_gpus_get_the_context_variables_also_if_a_backward_begins_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loss on the CPU, of a stage on a GPU: Python of its backward saw the values of context variables of another thread."""
+    ran = list[str]()
+    monkeypatch.setattr(autograd_engine, "_has_accelerators", lambda: True)
+    monkeypatch.setattr(autograd_engine, "_run_here", lambda *_, **__: ran.append("without"))
+    monkeypatch.setattr(autograd_engine, "_engine_run_backward", lambda *_, **__: ran.append("with"))
+    accumulate([get_gradient_edge(torch.ones(1, requires_grad=True))], [torch.ones(1)])
+    assert ran == ["with"]
+
+
 def test_accumulate_adds_to_the_named_weights_alone() -> None:
     x, w, edge = graph()
     accumulate([edge], [torch.tensor([10.0])], [w])
