@@ -16,6 +16,7 @@ __all__ = [
     "device_constructors",
     "device_identity",
     "end_allocations",
+    "is_capturing",
     "keep_busy",
     "requested_device",
     "to_device",
@@ -35,6 +36,11 @@ def end_allocations(device: torch.device, pool: Any, *, is_shared: bool) -> None
     for step in steps if is_shared else [*steps, torch._C._cuda_releasePool]:
         with suppress(RuntimeError):
             step(index, pool)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return whether a CUDA graph is captured on the current stream. The host cannot read the random generator of its device then."""
+    return device.type == "cuda" and torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def device_identity(device: torch.device) -> str:

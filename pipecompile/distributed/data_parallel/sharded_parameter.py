@@ -94,7 +94,7 @@ class ShardedParameter:
         memory = self.allocated()
         if not memory.is_contiguous():
             return [(memory, rows.reshape(-1)[: memory.numel()].view(self.shape))]
-        parts = memory.view(-1).split(self.width) if self.width else ()
+        parts = torch.split(memory.view(-1), self.width) if self.width else ()
         return [(part, row[: len(part)]) for part, row in zip(parts, rows, strict=False)]
 
     def take(self) -> None:

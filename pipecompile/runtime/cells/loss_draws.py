@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.torch_private.device_functions import is_capturing
 from pipecompile.tracing.interception.randomness import RandomDrawCounter
 from pipecompile.tracing.state.function_state import generators_near
 from pipecompile.tracing.state.random_states import RandomSource, RandomStates, random_sources
@@ -27,8 +28,8 @@ class LossDraws:
         self.drew: bool | None = None
 
     def may_draw_on(self, device: torch.device) -> bool:
-        """Return whether a call may draw. On accelerators the first call decides: where it does not, a step can be captured."""
-        return device.type == "cpu" or self.drew is not False
+        """Return whether a call may draw: any, but those within a capture. A loss that has not drawn in its first call can be captured."""
+        return self.drew is not False or not is_capturing(device)
 
     def watched(self, losses: Function) -> Function:
         """Return the function that computes losses, with its first call watched."""

@@ -85,10 +85,14 @@ def test_a_loss_beside_a_stage_that_draws_is_in_the_warning(options: Any, loss_f
     assert any("random numbers are drawn in stages 0" in str(one.message) for one in caught) == is_warned
 
 
-def test_the_first_call_shows_whether_a_loss_draws() -> None:
+def test_the_first_call_shows_whether_a_loss_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs a loss that drew in a later call alone was recomputed with other numbers."""
     draws, quiet = LossDraws(torch.rand), LossDraws(abs)
-    assert draws.may_draw_on(torch.device("cuda"))
     draws.watched(torch.rand)(2), quiet.watched(abs)(-1)
     assert (draws.drew, quiet.drew) == (True, False)
-    assert quiet.may_draw_on(torch.device("cpu")), "a later call may draw"
-    assert not quiet.may_draw_on(torch.device("cuda"))
+    for kind in ("cpu", "cuda"):
+        assert quiet.may_draw_on(torch.device(kind)), "a later call may draw"
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    assert draws.may_draw_on(torch.device("cuda"))
+    assert not quiet.may_draw_on(torch.device("cuda")), "a capture cannot read the generator"
