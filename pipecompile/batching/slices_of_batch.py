@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pipecompile.batching.call_inputs import FlatInputs
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.microbatches import MiniBatch, scatter_tree
 from pipecompile.errors import InputError
 from pipecompile.torch_private import pytree
@@ -60,7 +61,7 @@ def sliced_target(target: Any, batch: SlicedBatch) -> Sequence[Any]:
     total, n_parts = batch.length * batch.n_slices, len(batch.sizes) // batch.n_slices
     parts = []
     for part in scatter_tree(target, n_parts, batch.whole.samples, {}):
-        leaves, spec = pytree.tree_flatten(part)
+        leaves, spec = flatten_containers(part)
         sliced = [_slices([leaf], total, batch.n_slices) for leaf in leaves]
         if any(isinstance(leaf, torch.Tensor) and not _is_sequence(leaf, total) for leaf in leaves):
             raise InputError(

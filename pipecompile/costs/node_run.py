@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pipecompile.batching.containers import has_attributes
+from pipecompile.batching.object_layout import layout_and_values
 from pipecompile.graph.backward_split import INPUT, MIN_WEIGHT_FLOPS, divide_backward, explore_backward
 from pipecompile.torch_private.pytree import tree_map
 from pipecompile.torch_private.storages import version_of
@@ -29,14 +31,17 @@ __all__ = ["NodeRun", "SavedLedger", "map_tensors", "settled", "tensors_in"]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return `value` with every tensor replaced by `change(tensor)`, in all pytree containers and in slices."""
+    """Return `value` with every tensor replaced by `change(tensor)`, in containers and slices."""
 
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, slice):
             return slice(*map(changed, (leaf.start, leaf.stop, leaf.step)))
+        if has_attributes(leaf):
+            layout, values = layout_and_values(leaf)
+            return layout.build([map_tensors(change, one) for one in values])
         return change(leaf) if isinstance(leaf, Tensor) else leaf
 
-    return tree_map(changed, value)
+    return tree_map(changed, value, is_leaf=has_attributes)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.batching.containers import on_device
 from pipecompile.batching.empty_batch import require_no_target
 from pipecompile.batching.microbatch_list import arguments_of
 from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
 from pipecompile.text.shown_value import shown
-from pipecompile.torch_private.device_functions import to_device
 
 __all__ = ["Evaluation", "ValidationLoop", "RunningTotal", "evaluating"]
 
@@ -150,7 +150,7 @@ class ValidationLoop:
         inputs = {name: value for name, value in kwargs.items() if name != "target"}
         output = self.pipe(*args, **inputs)
         device = self.pipe.devices[self.pipe.plan.placement[-1]]
-        target = [to_device(kwargs["target"], device)] if kwargs.get("target") is not None else []
+        target = [on_device(kwargs["target"], device)] if kwargs.get("target") is not None else []
         with self.around():
             loss = self.options.loss_fn(output, *target) if self.options.loss_fn else own_loss(output)
             if loss is None:

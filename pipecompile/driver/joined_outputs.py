@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
@@ -51,7 +52,7 @@ def joined_output(outputs: Sequence[Any], rules: Sequence[MergeRule], sizes: Seq
     """Return the output of the mini-batch, from those of its micro-batches, of so many samples each."""
     if len(outputs) == 1:
         return outputs[0]
-    flat = [pytree.tree_flatten(output) for output in outputs]
+    flat = [flatten_containers(output) for output in outputs]
     leaves = [
         _joined(column, rule, sizes) for rule, *column in zip(rules, *(leaves for leaves, _ in flat), strict=True)
     ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pipecompile.batching.containers import copied
+from pipecompile.batching.containers import copied, on_device
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.driver.loss_trial import loss_undone
 from pipecompile.driver.specialization import Specialization
@@ -22,7 +22,6 @@ from pipecompile.errors import InputError, RecordingWarning
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.settings.direction_choice import copies_of_stages
-from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import memory_state
 from pipecompile.tracing.state.effect_places import EffectPlace
@@ -145,7 +144,7 @@ def _call_on_zeros(specialization: Specialization, samples: int, target: Any) ->
         value = outputs.values[place]
         zeros = torch.zeros(outputs.shape(place, samples), dtype=value.dtype, device=device)
         tensors.append(zeros.requires_grad_(value.requires_grad).clone())  # the loss may write into what it gets
-    targets = [] if target is None else [copied(to_device(target, device))]
+    targets = [] if target is None else [copied(on_device(target, device))]
     assert options.loss_fn is not None
     options.loss_fn(outputs.output(tensors, samples), *targets)
 

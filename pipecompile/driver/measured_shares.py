@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from pipecompile.batching.containers import copied
+from pipecompile.batching.containers import copied, on_device
 from pipecompile.batching.merging import MergeKind, gather, ungather
 from pipecompile.batching.microbatches import Weights, loss_weights
 from pipecompile.driver.loss_trial import loss_undone
 from pipecompile.graph.loss_outputs import LossOutputs
 from pipecompile.ir import TARGET
-from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.state.signal_errors import signal_errors_kept
 
 __all__ = ["MeasuredShares"]
@@ -178,7 +177,7 @@ class MeasuredShares:
             for place, tensor in zip(self.outputs.places, tensors, strict=True)
         ]
         output = self.outputs.output([leaf.clone() for leaf in leaves], samples)  # the loss may write into what it gets
-        target = [copied(to_device(given[TARGET], self.device))] if given.get(TARGET) is not None else []
+        target = [copied(on_device(given[TARGET], self.device))] if given.get(TARGET) is not None else []
         loss = self.loss_fn(output, *target)
         loss = loss[0] if self.has_aux else loss
         trained = [leaf for leaf in leaves if leaf.requires_grad]

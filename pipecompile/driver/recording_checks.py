@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pipecompile.batching.containers import copied
+from pipecompile.batching.containers import copied, with_tensors
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import RecordingWarning
@@ -27,7 +27,6 @@ from pipecompile.ir import TARGET
 from pipecompile.options import Options
 from pipecompile.parameters.meta_init import is_on_meta
 from pipecompile.runtime.results import own_loss
-from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import codegen_of
 from pipecompile.torch_private.storages import is_traceable_wrapper_subclass
 from pipecompile.tracing.guards.state_guards import StateGuards
@@ -75,7 +74,7 @@ class RecordingChecks:
         start, options = perf_counter(), specialization.options
         device = specialization.stage_devices[0]
         targets = tuple(parts[0] for (name, _), parts in (arrivals or {}).items() if name == TARGET)
-        targets = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), targets)
+        targets = with_tensors(targets, lambda tensor: tensor.to(device))
 
         def loss_of(output: Any) -> torch.Tensor | None:
             return _loss(options, output, targets) if arrivals else None

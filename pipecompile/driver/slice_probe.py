@@ -12,13 +12,12 @@ import torch
 from torch import fx
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.batching.containers import copied
+from pipecompile.batching.containers import copied, flatten_containers
 from pipecompile.driver.sliced_stages import SlicedStages
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError
 from pipecompile.graph.sequence_axes import Axis
 from pipecompile.runtime.cells.sliced import KeysValues
-from pipecompile.torch_private import pytree
 
 __all__ = ["compare_losses", "compare_outputs"]
 
@@ -45,8 +44,8 @@ def compare_outputs(
         outputs = _on_slices(stages, slices, samples)
     node = stages.specialization.graph.graph.output_node()
     arguments: Any = node.args[0]
-    leaves = [pytree.tree_leaves(output) for output in outputs]
-    for place, (argument, leaf) in enumerate(zip(arguments, pytree.tree_leaves(expected), strict=True)):
+    leaves = [flatten_containers(output)[0] for output in outputs]
+    for place, (argument, leaf) in enumerate(zip(arguments, flatten_containers(expected)[0], strict=True)):
         axis = stages.flow.axes.of(argument) if isinstance(argument, fx.Node) else None
         parts = [one[place] for one in leaves]
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():

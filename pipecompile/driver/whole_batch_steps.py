@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from pipecompile.batching.call_inputs import FlatInputs
+from pipecompile.batching.containers import on_device
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.joined_calls import Ran, joined_call
 from pipecompile.driver.loss_reads import warn_of_left
 from pipecompile.errors import InputError
 from pipecompile.runtime.cells.stage_call import loss_function
 from pipecompile.runtime.results import UnmergedError, require_gradient, without_backward
-from pipecompile.torch_private import pytree
-from pipecompile.torch_private.device_functions import to_device
 
 __all__ = ["whole_batch_step"]
 
@@ -41,7 +40,7 @@ def whole_batch_step(
             output, ran = joined_call(cache, inputs, lambda form: form.require_loss(target is not None))
         warn_of_left(cache.latest)
         device = cache.latest.stage_devices[-1]
-        placed = pytree.tree_map_only(torch.Tensor, lambda tensor: to_device(tensor, device), target)
+        placed = on_device(target, device)
         function = loss_function(options.loss_fn, has_aux=options.has_aux)
         loss, *aux = function(output) if target is None else function(output, placed)
     if trains:

@@ -29,9 +29,8 @@ from pipecompile.graph.merge_laws import has_unknown_size
 from pipecompile.graph.probe_layers import KeptPiece
 from pipecompile.graph.rule_table import MERGED, RuleTable
 from pipecompile.graph.stacked_batches import StackedBatches
-from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.call_objects import remade
-from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.node_facts import facts, leaves_of, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["BatchFlow", "MERGED"]
@@ -97,7 +96,7 @@ class BatchFlow:
             self.table.note(node, self._item(node, made))
             self._stacked.note_item(node, made)
             return
-        leaves = pytree.tree_leaves(value_of(node))
+        leaves = leaves_of(node)
         written = self._written(node)
         if self._is_of_size(node):
             self.table.of_size.add(node)
@@ -116,9 +115,9 @@ class BatchFlow:
 
     def _item(self, node: fx.Node, made: fx.Node) -> Sequence[MergeRule]:
         """Return the rules of an item of a tuple: those of the same leaves."""
-        leaves = pytree.tree_leaves(value_of(made))
+        leaves = leaves_of(made)
         places = {id(leaf): place for place, leaf in enumerate(leaves)}
-        own = pytree.tree_leaves(value_of(node))
+        own = leaves_of(node)
         if all(id(leaf) in places for leaf in own):
             return [self.rules[made][places[id(leaf)]] for leaf in own]
         return [self.rules[made][0] if len(set(self.rules[made])) == 1 else _COMPUTED for _ in own]
@@ -231,7 +230,7 @@ class BatchFlow:
         """Return the rules that the sizes suggest; none for what is computed from values that no rule merges."""
         sources = [source for source in node.all_input_nodes if not facts(source).is_size]
         if not all(source in self.rules and self.table.is_merged(source) for source in sources):
-            leaves = len(pytree.tree_leaves(value_of(node)))
+            leaves = len(leaves_of(node))
             return [_COMPUTED] * leaves, [_COMPUTED] * len(written)
         rules = self._by_shape(node), [self._rows_of(target) for target in written]
         if any(rule.kind is MergeKind.JOINED for rule in (*rules[0], *rules[1])):
@@ -246,7 +245,7 @@ class BatchFlow:
         return node.op == "call_module" and isinstance(self._probes.layer(str(node.target)), KeptPiece)
 
     def _by_shape(self, node: fx.Node) -> list[MergeRule]:
-        return [self._rows(leaf) for leaf in pytree.tree_leaves(value_of(node))]
+        return [self._rows(leaf) for leaf in leaves_of(node)]
 
     def _rows(self, leaf: Any) -> MergeRule:
         if not isinstance(leaf, torch.Tensor):

@@ -22,6 +22,7 @@ import sympy
 import torch
 from torch import fx, nn
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.merge_laws import candidates_for, has_unknown_size, rule_holds
@@ -29,9 +30,8 @@ from pipecompile.graph.probe_layers import KeptPiece, probe_layer, randomise
 from pipecompile.graph.random_inputs import random_values
 from pipecompile.graph.rule_table import MERGED
 from pipecompile.graph.special_numbers import SpecialTrials
-from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import disable_current_modes
-from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.node_facts import facts, leaves_of, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["BatchProbes", "Finding", "isolated", "randomise"]
@@ -92,7 +92,7 @@ class BatchProbes:
         """
         if not self.splits or not self.can_run(nodes, inputs):
             return [Finding(None, is_tested=False)] * len(outputs)
-        candidates = [candidates_for(pytree.tree_leaves(value_of(node))[leaf], self.symbol) for node, leaf in outputs]
+        candidates = [candidates_for(leaves_of(node)[leaf], self.symbol) for node, leaf in outputs]
         tested, special = False, SpecialTrials(nodes, self.graph)
         values = (*map(_leaf_of, outputs), *map(value_of, inputs))
         discrete = any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in values)
@@ -173,7 +173,7 @@ class BatchProbes:
             ambient = facts(node).ambient
             with torch.set_grad_enabled(differentiates and ambient is not None and ambient.grad):
                 self._compute(node, values, size)
-        return [_without_gradient(pytree.tree_leaves(values[node])[leaf]) for node, leaf in outputs]
+        return [_without_gradient(flatten_containers(values[node])[0][leaf]) for node, leaf in outputs]
 
     def values_of(self, nodes: Sequence[fx.Node], drawn: Values, size: int) -> list[Any]:
         """Return the values of nodes after all calls of the graph, with these inputs and `size` samples."""
@@ -250,7 +250,7 @@ class BatchProbes:
 
 
 def _leaf_of(output: tuple[fx.Node, int]) -> Any:
-    return pytree.tree_leaves(value_of(output[0]))[output[1]]
+    return leaves_of(output[0])[output[1]]
 
 
 def _has_gradient(node: fx.Node) -> bool:

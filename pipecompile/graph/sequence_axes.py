@@ -18,9 +18,8 @@ import sympy
 import torch
 from torch import fx
 
-from pipecompile.torch_private import pytree
 from pipecompile.tracing.fakes.batch_symbol import expression_of
-from pipecompile.tracing.node_facts import value_of
+from pipecompile.tracing.node_facts import leaves_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["Axis", "SequenceAxes", "UnclearAxisError"]
@@ -58,7 +57,7 @@ class SequenceAxes:
 
     @staticmethod
     def _leaves(node: fx.Node) -> list[Any]:
-        return pytree.tree_leaves(value_of(node))
+        return leaves_of(node)
 
     def _shape(self, value: torch.Tensor, place: int) -> tuple[int, ...]:
         symbol = self._symbols[place]

@@ -19,8 +19,7 @@ from torch import fx
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_rows import RESHAPES, batch_dim_of, dims_along, kept_apart
 from pipecompile.graph.row_order import rows_each, word_of
-from pipecompile.torch_private import pytree
-from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.node_facts import facts, leaves_of, value_of
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["StackedBatches"]
@@ -105,7 +104,7 @@ class StackedBatches:
     def _divided(self, node: fx.Node, source: fx.Node) -> list[MergeRule] | None:
         """Return the rules of the parts of a tensor with blocks, of which each is one block; None if they are none."""
         word, value, dim = word_of(node), value_of(source), batch_dim_of(value_of(source), self.symbol)
-        leaves = pytree.tree_leaves(value_of(node))
+        leaves = leaves_of(node)
         if word in _DIVIDE and node.args[0] is source and dims_along(word, node, value.dim()) == {dim}:
             is_whole = all(self._rows(leaf) == 1 for leaf in leaves) and len(leaves) == self.blocks[source]
         elif word == "getitem" and dim == 0 and node.args[0] is source:
@@ -127,7 +126,7 @@ class StackedBatches:
 
     def _kept(self, node: fx.Node, stacked: Sequence[fx.Node]) -> list[MergeRule] | None:
         """Return the rules of a call that computes each row from the same row of tensors with blocks; None for any other call."""
-        leaves, blocks = pytree.tree_leaves(value_of(node)), self.blocks[stacked[0]]
+        leaves, blocks = leaves_of(node), self.blocks[stacked[0]]
         if not all(self._rows(leaf) == blocks for leaf in leaves):
             return None
         if word_of(node) in RESHAPES:

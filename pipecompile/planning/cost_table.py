@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipecompile.batching.containers import on_device
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.costs import CostError, NodeCost, Repeats, node_costs, select_cost_model
 from pipecompile.costs.profile import REPEATS
@@ -26,7 +27,6 @@ from pipecompile.runtime.partitions import stream_of
 from pipecompile.text.progress import task
 from pipecompile.text.units import counted
 from pipecompile.torch_private.accelerators import OnStreams
-from pipecompile.torch_private.device_functions import to_device
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = [
@@ -103,7 +103,7 @@ def _moved(graph: TracedGraph, leaves: Sequence[Any], device: torch.device) -> t
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph.graph, {}))
     placed = follow_device(copy, graph.facts.device, device)
-    return fx.GraphModule(graph, placed), [to_device(value, device) for value in leaves]
+    return fx.GraphModule(graph, placed), [on_device(value, device) for value in leaves]
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from torch import Tensor, fx
 
 from pipecompile.errors import text_of
 from pipecompile.runtime.cells.divided_backward import run_division
-from pipecompile.torch_private import pytree
 from pipecompile.torch_private.autograd_engine import (
     accumulate,
     node_name,
@@ -28,7 +27,7 @@ from pipecompile.torch_private.autograd_engine import (
     sequence_number,
     unpacked_name,
 )
-from pipecompile.tracing.node_facts import facts, value_of
+from pipecompile.tracing.node_facts import facts, leaves_of
 from pipecompile.tracing.user_source import frames
 
 __all__ = ["forward_line"]
@@ -161,7 +160,7 @@ def _recorded(stage: fx.Graph) -> list[tuple[Any, str]]:
 
 
 def _functions(nodes: Iterable[fx.Node]) -> list[Any]:
-    values = [value for node in nodes for value in pytree.tree_leaves(value_of(node))]
+    values = [value for node in nodes for value in leaves_of(node)]
     return [value.grad_fn for value in values if isinstance(value, Tensor) and value.grad_fn is not None]
 
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.containers import on_device, with_tensors
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.accelerators import is_accelerator
-from pipecompile.torch_private.device_functions import to_device
-from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = [
     "ABORT", "Aborted", "BlockingCopy", "CardCopy", "Link", "PeerCopy", "Upload", "arrive", "copy_into", "depart", "depart_gradient", "link",
@@ -55,7 +54,7 @@ class Upload(Link):
         self.target = target
 
     def send(self, value: Any) -> Any:
-        return tree_map_only(torch.Tensor, self._copied, value)
+        return with_tensors(value, self._copied)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device == self.target:
@@ -205,7 +204,7 @@ def arrive(key: tuple[str, bool], microbatch: int, register: int, device: torch.
     def run(frame: Frame) -> None:
         value = frame.arrivals[key][microbatch]
         is_there = isinstance(value, torch.Tensor) and value.device == device
-        frame.registers[register] = value if is_there else to_device(value, device)
+        frame.registers[register] = value if is_there else on_device(value, device)
 
     return run
 

@@ -10,7 +10,6 @@ import torch
 from torch.utils._device import _device_constructors
 
 from pipecompile.torch_private.accelerators import accelerator_type, is_accelerator
-from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = [
     "device_constructors",
@@ -64,18 +63,12 @@ CYCLES_PER_SECOND = 2e9
 """Clock cycles per second of a GPU, rounded up."""
 
 
-def to_device(value: Any, device: torch.device) -> Any:
-    """Return an input or a target with its tensors on `device`, in nested containers too.
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on `device`.
 
     The host waits for a copy to the CPU: without that, torch copies into page-locked memory, which is read before the copy is over. So it
     does for a copy from page-locked memory, which the caller may write before that.
     """
-    if isinstance(value, torch.Tensor):
-        return _moved(value, device)
-    return tree_map_only(torch.Tensor, lambda tensor: _moved(tensor, device), value)
-
-
-def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if tensor.device == device:
         return tensor
     is_queued = is_accelerator(device) and not (tensor.is_cpu and tensor.is_pinned())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from torch.utils._pytree import (  # 2.11
+    SUPPORTED_NODES,
     GetAttrKey,
     MappingKey,
     TreeSpec,
@@ -24,6 +25,7 @@ __all__ = [
     "GetAttrKey",
     "MappingKey",
     "TreeSpec",
+    "is_registered",
     "register_pytree_node",
     "tree_flatten",
     "tree_flatten_with_path",
@@ -38,3 +40,8 @@ __all__ = [
 def children_of_spec(spec: TreeSpec) -> list[TreeSpec]:
     """Return the structures of the children of a structure."""
     return list(spec.children()) if hasattr(spec, "children") else list(spec.children_specs)
+
+
+def is_registered(kind: type) -> bool:
+    """Return whether pytrees take objects of a class apart: it is registered, or a namedtuple."""
+    return kind in SUPPORTED_NODES or hasattr(kind, "_fields")

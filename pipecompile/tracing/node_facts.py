@@ -17,10 +17,22 @@ from typing import Any
 
 from torch import fx
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.recomputed_region import RecomputedRegion
 
-__all__ = ["NodeFacts", "Role", "ambient_of", "facts", "has_facts", "has_regions", "note", "set_facts", "value_of"]
+__all__ = [
+    "NodeFacts",
+    "Role",
+    "ambient_of",
+    "facts",
+    "has_facts",
+    "has_regions",
+    "leaves_of",
+    "note",
+    "set_facts",
+    "value_of",
+]
 
 _FACTS = "pipecompile"
 _NOTHING: frozenset[int] = frozenset()
@@ -108,6 +120,11 @@ def value_of(node: fx.Node) -> Any:
     The value is a fake tensor, a structure of fake tensors, a number (symbolic if it depends on the batch size) or a constant.
     """
     return node.meta.get("val")
+
+
+def leaves_of(node: fx.Node) -> list[Any]:
+    """Return the leaves of the value that the node had while recording, those in objects too."""
+    return flatten_containers(value_of(node))[0]
 
 
 def ambient_of(node: fx.Node) -> Ambient:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from pipecompile.torch_private import pytree
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -101,7 +101,7 @@ class _Search(fx.Interpreter):
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:
-    for leaf in pytree.tree_leaves(result):
+    for leaf in flatten_containers(result)[0]:
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
             yield leaf
 

@@ -21,6 +21,7 @@ from weakref import finalize
 import torch
 import torch.distributed as dist
 
+from pipecompile.batching.containers import with_tensors
 from pipecompile.distributed.agreement.step_agreement import agree_on_step
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failures.board_watch import watch
@@ -33,7 +34,6 @@ from pipecompile.distributed.messages.value_transport import StepState, moved
 from pipecompile.errors import InputError, PlanError
 from pipecompile.runtime.streams import Streams
 from pipecompile.torch_private.device_functions import device_identity
-from pipecompile.torch_private.pytree import tree_map_only
 
 __all__ = ["DirectValues"]
 
@@ -145,7 +145,7 @@ class DirectValues:
                 agreed, given = announced(self.communicator.channel(source), name)
             self._remember(key, agreed)
             if agreed.kind is PayloadKind.OBJECT:
-                return tree_map_only(torch.Tensor, partial(moved, device=self.device), agreed.decode(given))
+                return with_tensors(agreed.decode(given), partial(moved, device=self.device))
         if agreed.kind is PayloadKind.NOTHING:
             return None
         payload = agreed.allocate(self.device)

@@ -19,9 +19,9 @@ from zlib import crc32
 import torch
 from torch.distributed.tensor import DTensor
 
+from pipecompile.batching.containers import flatten_containers, with_tensors
 from pipecompile.errors import PlanError
 from pipecompile.torch_private.dtensors import waited
-from pipecompile.torch_private.pytree import tree_leaves, tree_map_only
 
 __all__ = ["HEADER_LENGTH", "MessageLayout", "PayloadKind", "as_bytes", "encode", "name_checksum"]
 
@@ -146,7 +146,7 @@ def _pickled(value: Any) -> torch.Tensor:
             hint="use_local_output=True with output_layouts=Replicate() for the layer that returns it; pipe.step takes such an output",
         )
     requires_grad = [tensor.requires_grad for tensor in _tensors_in(value)]
-    content = tree_map_only(torch.Tensor, lambda tensor: waited(tensor).detach().cpu(), value)
+    content = with_tensors(value, lambda tensor: waited(tensor).detach().cpu())
     try:
         text = pickle.dumps((content, requires_grad))
     except Exception as error:
@@ -167,7 +167,7 @@ def _unpickled(payload: torch.Tensor) -> Any:
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in flatten_containers(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def _memory_order(strides: Sequence[int]) -> list[int]:

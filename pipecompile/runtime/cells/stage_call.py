@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from pipecompile.batching.containers import with_tensors
 from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import TARGET
@@ -26,7 +27,6 @@ from pipecompile.runtime.cells.loss_arguments import loss_places, received, requ
 from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.runtime.cells.loss_gradients import LossGradients
 from pipecompile.runtime.results import Outputs, own_loss
-from pipecompile.torch_private import pytree
 from pipecompile.torch_private.dtensors import whole_of
 from pipecompile.torch_private.modules import has_any_global_hook, hook_tables_of, is_compiled
 from pipecompile.tracing.state.change_log import writes_noted
@@ -169,7 +169,7 @@ def loss_function(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Funct
                 hint="return (loss, aux) from loss_fn",
             )
         loss, aux = pair
-        return _scalar(loss), pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, aux)
+        return _scalar(loss), with_tensors(aux, torch.Tensor.detach)
 
     return with_aux
 

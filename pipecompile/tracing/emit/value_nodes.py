@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-from pipecompile.batching.containers import ObjectShell, built, hides_tensors, object_shell, shell_of
+from pipecompile.batching.containers import ObjectShell, built, has_attributes, hides_tensors, object_shell, shell_of
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.fx_graphs import root_of
@@ -156,7 +156,7 @@ class ValueNodes:
         """Return the structure with fake tensors in place of real ones, which are constants outside the model's tables."""
         if all(isinstance(tensor, FakeTensor) or self.has_node_for(tensor) for tensor in tensors_in(structure)):
             return structure
-        return pytree.tree_map_only(torch.Tensor, self._fake_of, structure)
+        return pytree.tree_map_only(torch.Tensor, self._fake_of, structure, is_leaf=has_attributes)
 
     def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor) or self.has_node_for(tensor):  # a DTensor is no FakeTensor, but has one
@@ -174,14 +174,14 @@ class ValueNodes:
         """Bind a call's result: the tensor itself, or every tensor inside it through `getitem` nodes."""
         if isinstance(result, torch.Tensor):
             self.bind(result, node)
+        elif shell := shell_of(result):
+            keys = len(shell.layout.keys)
+            self._bind_items(zip(shell.layout.keys, shell.values[:keys], strict=True), node)
+            self._bind_items(zip(shell.layout.own_attributes, shell.values[keys:], strict=True), node, getattr)
         elif isinstance(result, dict):
             self._bind_items(result.items(), node)
         elif isinstance(result, (tuple, list)):
             self._bind_items(enumerate(result), node)
-        elif shell := shell_of(result):
-            keys = len(shell.layout.keys)
-            self._bind_items(zip(shell.layout.keys, shell.values[:keys], strict=True), node)
-            self._bind_items(zip(shell.layout.attributes, shell.values[keys:], strict=True), node, getattr)
 
     def _bind_items(self, items: Iterable[tuple[Any, Any]], node: fx.Node, take: Any = operator.getitem) -> None:
         for key, item in items:
@@ -211,14 +211,14 @@ class ValueNodes:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             own = "__new__" in vars(type(value)) and type(value).__bases__ != (tuple,)  # as of PackedSequence
             return self._object(value, object_shell(value)) if own else type(value)(*map(self.argument, value))
-        if isinstance(value, (tuple, list)):
-            return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
-        if isinstance(value, dict):
-            return self._dictionary(value)
         if isinstance(value, _FUNCTIONS):
             return self._function(value.value if isinstance(value, HeldArgument) else value)
         if shell := shell_of(value):
             return self._object(value, shell)
+        if isinstance(value, (tuple, list)):
+            return (tuple if isinstance(value, tuple) else list)(map(self.argument, value))
+        if isinstance(value, dict):
+            return self._dictionary(value)
         return _plain(value) if _is_written(value) else self._constant(value)
 
     def _dictionary(self, value: dict[Any, Any]) -> Any:

@@ -147,6 +147,6 @@ def _names(structure: pytree.TreeSpec) -> list[str]:
     """Return how Python reaches each child of a container."""
     layout, count = structure.context, len(pytree.children_of_spec(structure))
     if isinstance(layout, ObjectLayout):
-        return [*(f"[{shown(key)}]" for key in layout.keys), *(f".{name}" for name in layout.attributes)]
+        return [*(f"[{shown(key)}]" for key in layout.keys), *(f".{name}" for name in layout.own_attributes)]
     keys = layout if structure.type is dict else range(count)
     return [f"[{shown(key)}]" for key in keys]

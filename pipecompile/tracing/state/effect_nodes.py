@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from pipecompile.torch_private import pytree
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.torch_private.modes import active_fake_mode
 from pipecompile.tracing.state.container_routes import ContainerRoute
 from pipecompile.tracing.state.effect_places import EffectPlace
@@ -82,9 +82,8 @@ def _is_repeated(change: StateChange, later: Any) -> bool:
         return change.key is not None or isinstance(change.place.container, set)
     if change.key is None and isinstance(change.place.container, set):
         return False
-    pairs = zip(change.leaves, pytree.tree_leaves(later), strict=False)
-    is_alike = pytree.tree_structure(change.value) == pytree.tree_structure(later)
-    return is_alike and all(is_equal_leaf(one, other) for one, other in pairs)
+    (leaves, structure), (others, found) = flatten_containers(change.value), flatten_containers(later)
+    return structure == found and all(map(is_equal_leaf, leaves, others))
 
 
 def _effect(name: str, place: EffectPlace, act: Any) -> Any:

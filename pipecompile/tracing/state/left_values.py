@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.torch_private import pytree
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.tracing.emit.value_nodes import ValueNodes
 from pipecompile.tracing.state.leftover_state import StateChange
 
@@ -38,10 +38,9 @@ def left_alike(
 
 
 def _alike(value: Any, other: Any, values: ValueNodes, made: AbstractSet[fx.Node]) -> bool:
-    if pytree.tree_structure(value) != pytree.tree_structure(other):
-        return False
-    leaves = zip(pytree.tree_leaves(value), pytree.tree_leaves(other), strict=True)
-    return all(is_equal_leaf(a, b) and not _is_of_first(b, values, made) for a, b in leaves)
+    (leaves, structure), (others, found) = flatten_containers(value), flatten_containers(other)
+    pairs = zip(leaves, others, strict=False)
+    return structure == found and all(is_equal_leaf(a, b) and not _is_of_first(b, values, made) for a, b in pairs)
 
 
 def _is_of_first(leaf: Any, values: ValueNodes, made: AbstractSet[fx.Node]) -> bool:

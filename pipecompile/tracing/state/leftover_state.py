@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.torch_private import pytree
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.torch_private.modules import (
     BUFFER_TABLE,
     GLOBAL_FORWARD_HOOKS,
@@ -58,7 +58,7 @@ class StateChange:
 
     @property
     def leaves(self) -> list[Any]:
-        return pytree.tree_leaves(self.value)
+        return flatten_containers(self.value)[0]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
