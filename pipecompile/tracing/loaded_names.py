@@ -19,6 +19,9 @@ _BIND_GLOBAL, _BIND_ATTRIBUTE = (
 _known: dict[int, tuple[CodeType, frozenset[str]]] = {}
 """Cache of `names_in` by id: the code object, which stays alive here, and its names."""
 
+_known_attributes: dict[int, tuple[CodeType, frozenset[str]]] = {}
+"""Cache of `attribute_names` by id: the code object, which stays alive here, and its names."""
+
 _known_loads: dict[int, tuple[CodeType, frozenset[str], frozenset[str]]] = {}
 """Cache by id: the code object, which stays alive here, the globals that it loads, and the modules that it imports."""
 
@@ -33,8 +36,10 @@ def names_in(code: CodeType) -> frozenset[str]:
 
 def attribute_names(code: CodeType) -> frozenset[str]:
     """Return the names by which code may reach an attribute: `names_in`, and its texts, as in getattr(x, "scale", 1)."""
-    inner = [attribute_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return frozenset((*code.co_names, *_texts(code))).union(*inner)
+    if id(code) not in _known_attributes:
+        inner = [attribute_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+        _known_attributes[id(code)] = code, frozenset((*code.co_names, *_texts(code))).union(*inner)
+    return _known_attributes[id(code)][1]
 
 
 def loaded_globals(code: CodeType) -> frozenset[str]:

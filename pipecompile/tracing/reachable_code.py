@@ -6,12 +6,12 @@ import functools
 import operator
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +29,8 @@ __all__ = [
     "reachable",
     "searches_kept",
 ]
+
+T = TypeVar("T")
 
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pipecompile"}
 """Packages whose code is not followed."""
@@ -50,6 +52,14 @@ class ReachableCode:
     functions: list[FunctionType] = field(default_factory=list)
     caches: list[CachedFunction] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
+    _results: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, compute: Callable[[], T]) -> T:
+        """Return the result of `compute`, which depends on this code alone. It is computed once for a search that is kept."""
+        if name not in self._results:
+            self._results[name] = compute()
+        result: T = self._results[name]
+        return result
 
 
 def reachable(model: nn.Module, most: int | None = None) -> ReachableCode:
@@ -93,7 +103,7 @@ class _CodeSearch:
         self._seen: dict[int, Any] = {}
         self._followed: dict[int, set[str]] = {}
         self._module_names: dict[int, frozenset[str]] = {}
-        self._read: list[tuple[Mapping[str, Any], Sequence[str], list[Any]]] = []
+        self._read: dict[int, tuple[Mapping[str, Any], list[str], list[Any]]] = {}
         self._sizes: dict[int, tuple[Mapping[str, Any], int]] = {}
         self._closures: list[tuple[FunctionType, list[Any]]] = []
 
@@ -111,7 +121,9 @@ class _CodeSearch:
         return (
             _are(roots, self._roots)
             and all(len(space) == size for space, size in self._sizes.values())
-            and all(_are([space.get(name) for name in names], values) for space, names, values in self._read)
+            and all(
+                all(map(operator.is_, map(space.get, names), values)) for space, names, values in self._read.values()
+            )
             and all(_are(_enclosed(function), values) for function, values in self._closures)
         )
 
@@ -140,7 +152,7 @@ class _CodeSearch:
         scope, names = function.__globals__, names_in(function.__code__)
         modules = self._modules(scope)
         yield from self._values(scope, self._new(scope, names - modules), scope, code)
-        self._read += [(scope, (name,), [scope[name]]) for name in self._new(scope, names & modules)]
+        self._note_read(scope, scope, new := self._new(scope, names & modules), [scope[name] for name in new])
         held = [scope[name] for name in sorted(names & modules)]
         for space in (vars(module) for module in (*held, *imported_modules(function))):
             if space.get("__name__", "").partition(".")[0] not in _FOREIGN:
@@ -160,11 +172,19 @@ class _CodeSearch:
         followed |= new
         return sorted(new)
 
+    def _note_read(
+        self, holder: dict[str, Any] | type, space: Mapping[str, Any], names: Sequence[str], values: Sequence[Any]
+    ) -> None:
+        """Note what a namespace had under these names. One list per namespace makes `is_current` a few loops in C."""
+        _, all_names, all_values = self._read.setdefault(id(holder), (space, [], []))
+        all_names += names
+        all_values += values
+
     def _values(
         self, space: Mapping[str, Any], names: Sequence[str], holder: dict[str, Any] | type, code: ReachableCode
     ) -> list[Any]:
         values = [space[name] for name in names]
-        self._read.append((space, names, values))
+        self._note_read(holder, space, names, values)
         self._sizes.setdefault(id(holder), (space, len(space)))
         code.objects += values
         for name, value in zip(names, values, strict=True):

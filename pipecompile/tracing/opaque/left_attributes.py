@@ -77,7 +77,8 @@ class OutsideNames:
 
     @cached_property
     def _names(self) -> dict[FunctionType, frozenset[str]]:
-        return {function: attribute_names(function.__code__) for function in reachable(self._model).functions}
+        code = reachable(self._model)
+        return code.once("attribute names", lambda: {one: attribute_names(one.__code__) for one in code.functions})
 
     def among(self, names: AbstractSet[str], owner: nn.Module) -> set[str]:
         """Return those of the names that code outside of a module names."""

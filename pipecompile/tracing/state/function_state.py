@@ -86,9 +86,10 @@ def function_restored(function: Callable[..., Any] | None, *, tensors: bool = Tr
 
 def names_near(holder: Any) -> OuterNames:
     """Return the names outside of a module or a function that its code binds."""
-    return (
-        OuterNames(reachable(holder), holder.modules()) if isinstance(holder, nn.Module) else _names(*_reached(holder))
-    )
+    if not isinstance(holder, nn.Module):
+        return _names(*_reached(holder))
+    code = reachable(holder)
+    return code.once("names near", lambda: OuterNames(code, holder.modules()))
 
 
 def _names(roots: Sequence[Any], code: ReachableCode) -> OuterNames:
@@ -199,8 +200,9 @@ def roots_near(holder: Any) -> list[Any]:
     """Return the objects near a module or a function that may be state: of a module, those that its functions name or close over."""
     if not isinstance(holder, nn.Module):
         return _reached(holder)[0]
-    own = {id(module) for module in holder.modules()}
-    return [one for one in reachable(holder).objects if _may_be_state(one) and id(one) not in own]
+    own, code = {id(module) for module in holder.modules()}, reachable(holder)
+    candidates = code.once("candidates", lambda: list(filter(_can_be_state, code.objects)))
+    return [one for one in candidates if _may_be_state(one) and id(one) not in own]
 
 
 def places_near(holder: Any, roots: Sequence[Any]) -> list[Place]:
@@ -226,6 +228,11 @@ _MOST = 1000
 """Items of a container that may be state, and containers that are searched, the nearest first. What is larger is a registry of a
 library, or the data set behind a trainer.
 """
+
+
+def _can_be_state(value: Any) -> bool:
+    """Return whether `_may_be_state` may be true of a value, whatever it has inside."""
+    return isinstance(value, (dict, list, set, deque, nn.Module)) or _is_users(value)
 
 
 def _may_be_state(value: Any) -> bool:

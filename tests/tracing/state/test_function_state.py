@@ -12,7 +12,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.tracing.state.function_state import function_restored, reads_objects, tensors_near
+from pipecompile.tracing.reachable_code import searches_kept
+from pipecompile.tracing.state.function_state import (
+    function_restored,
+    names_near,
+    reads_objects,
+    roots_near,
+    tensors_near,
+)
 
 
 class Criterion(nn.Module):
@@ -128,3 +135,32 @@ def test_all_tensors_of_a_large_model_near_a_loss_are_restored() -> None:
 )
 def test_the_object_of_a_method_and_what_a_partial_binds_are_read(loss: Callable[..., Any], reads: bool) -> None:
     assert reads_objects(loss) is reads
+
+
+SEEN = [0] * 2000
+LAST: Any = None
+
+
+class Reader(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + len(SEEN)
+
+
+def keeping(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    global LAST  # noqa: PLW0603
+    LAST = x
+    return x + len(SEEN)
+
+
+def test_names_follow_from_a_kept_search_and_are_computed_once_and_sizes_of_containers_are_read_anew(monkeypatch):
+    model = Reader()
+    with searches_kept():
+        first = names_near(model)
+        assert names_near(model) is first
+        assert not any(name == "LAST" for _, name in first.names)
+        assert not any(one is SEEN for one in roots_near(model))  # a registry
+        monkeypatch.setattr(Reader, "forward", keeping)
+        assert any(name == "LAST" for _, name in names_near(model).names)
+        roots_near(model)
+        SEEN.clear()
+        assert any(one is SEEN for one in roots_near(model))
