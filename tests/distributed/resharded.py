@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +13,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.distributed.data_parallel.sharded_parameter import ShardedParameter
 from pipecompile.ir import Kind
-from tests.distributed.meshes import blocks, mesh_of, trained
+from tests.distributed.meshes import blocks, distance_of, mesh_of, trained
 
 LIMITS = (1e6, 16e3, 14e3, 1e3)
 """Bytes: everything fits, stages are freed between their blocks, and nothing fits."""
@@ -75,9 +76,36 @@ def limits() -> list[Any]:
     return found
 
 
+def without_parameters() -> dict[str, float]:
+    """Return by how much losses, gradients and outputs are off eager, on two ranks of which the second has stages without parameters."""
+    torch.manual_seed(3)
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()), torch.randn(8, 6)
+    eager, mesh = copy.deepcopy(model), mesh_of((2, 2), "dp_shard", "pp")
+    part, pin = x.chunk(2)[mesh.get_local_rank("dp_shard")], {str(stage): stage for stage in range(4)}
+    options: dict[str, Any] = {
+        "loss_fn": lambda y: y.square().mean(),
+        "cost": "analytic",
+        "reshard_after_forward": True,
+    }
+    pipe = pc.compile(
+        model, 4, mesh=mesh, example_args=(part,), schedule="looped-bfs", n_microbatches=2, pin=pin, **options
+    )
+    whole = eager(x).square().mean()
+    whole.backward()
+    found = {"loss": float(pipe.step(part) - whole.detach())}
+    for name, parameter in pipe.named_parameters():
+        found[name] = distance_of(parameter.grad, eager.get_parameter(name).grad)
+    with torch.no_grad():
+        found["output"] = distance_of(pipe(part), eager(part))
+    found["evaluated"] = float(pipe.evaluate([(part,)]).loss - whole.detach())
+    pipe.load_state_dict({name: value * 0 for name, value in pipe.full_state_dict().items()})
+    return found | {"loaded": float(pipe.step(part))}
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "resharded": train,
     "resharded, with a piece": lambda: train(with_piece),
+    "resharded, without parameters on a rank": without_parameters,
     "whole bytes": lambda: [whole_bytes(is_resharded=each) for each in (False, True)],
     "resharded under limits": limits,
 }

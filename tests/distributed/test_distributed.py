@@ -316,6 +316,12 @@ def test_a_keyword_frees_stages_within_a_step(run: RankRun, case: str) -> None:
         assert resharded < 0.6 * whole
 
 
+def test_a_rank_without_parameters_takes_part_in_what_shards_need(run: RankRun) -> None:
+    """It decided by its own shards, of which it has none, and the others waited for it."""
+    for each in run.of("resharded, without parameters on a rank"):
+        assert max(map(abs, each.values())) < 1e-6, each
+
+
 def test_stages_are_freed_as_rarely_as_the_memory_limit_allows(run: RankRun) -> None:
     for each in run.of("resharded under limits"):
         (all_fit, loss), *tighter, nothing_fits = each

@@ -75,7 +75,8 @@ class ShardedParameters:
         self._is_whole = False
 
     def __bool__(self) -> bool:
-        return bool(self._parameters)
+        """Return whether the ranks of the pipeline have cut their parameters. A rank without parameters makes the same calls."""
+        return self.mesh is not None and self.is_known
 
     @property
     def wholes(self) -> list[nn.Parameter]:
