@@ -44,7 +44,7 @@ __all__ = ["compile"]
 _NOT_IN_OPTIONS = ("model", "n_stages", "example_args", "example_kwargs", "devices", "mesh")
 
 
-@with_suggestions("pc.compile(model, 4)")
+@with_suggestions("pc.compile(model, 4, example_args=(x,))")
 def compile(
     model: nn.Module,
     n_stages: int,

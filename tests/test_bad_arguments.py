@@ -250,7 +250,7 @@ def test_every_keyword_of_compile_takes_or_refuses_every_value(keyword: str, val
         (lambda: compiled(costs=lambda graph, inputs: None), "the function returned a NoneType"),
         (lambda: pipe().step(X, target=TARGET, scaler=True), "scaler=True is no GradScaler"),
         (lambda: pipe().step(microbatches=[()]), "a batch is an empty sequence"),
-        (lambda: pipe().evaluate(3), "evaluate takes batches, not a int"),
+        (lambda: pipe().evaluate(3), "evaluate takes batches, not an int"),
         (lambda: pipe().evaluate([(X, TARGET)], metric=3), "metric=3 is no function"),
         (lambda: pipe().dump(None), "directory=None is no path"),
         (lambda: compiled(plan=replace(pipe().plan, devices=None)), "plan=: the plan has parts of other types"),

@@ -183,7 +183,7 @@ REFUSED: dict[str, list[Bad]] = {
     ],
     "cache_size": NO_COUNT,
     "progress": NO_FLAG,
-    "init": [Bad(3, "init is a int"), Bad([3], "init is a int"), Bad("none", "none does not exist"), Bad(nn.init.ones_, "no tensor of the model is on meta")],
+    "init": [Bad(3, "init is an int"), Bad([3], "init is an int"), Bad("none", "none does not exist"), Bad(nn.init.ones_, "no tensor of the model is on meta")],
 }  # fmt: skip
 """Per keyword of `compile`, wrong types, values, lengths and names. A keyword without a row fails the first test."""
 

@@ -155,7 +155,8 @@ def _checked(by_rule: Any, dim: Any, leaf: Any, name: str) -> Any:
     if dim is None or by_rule is None:
         return None
     if not -leaf.dim() <= dim < leaf.dim():
-        raise InputError(f"batch_dims: {name} has no dimension {dim}", where=f"{name} has shape {tuple(leaf.shape)}")
+        what, where = f"batch_dims: {name} has no dimension {dim}", f"{name} has shape {tuple(leaf.shape)}"
+        raise InputError(what, where=where, hint=f'batch_dims={{"{name}": 0}}')
     return dim % leaf.dim()
 
 

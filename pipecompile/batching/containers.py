@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from pipecompile.batching.block_masks import function_shell, is_block_mask, is_of_mask
 from pipecompile.batching.object_layout import BUILTIN_CONTAINERS, ObjectLayout, attributes_of, layout_and_values
 from pipecompile.errors import InputError
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.fx_graphs import register_pytree_flatten_spec
@@ -92,7 +92,7 @@ def check_rereadable(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) 
         else:
             continue
         name, make = names()[place], "dict" if isinstance(leaf, MappingProxyType) else "list"
-        raise InputError(f"{name} is a {type(leaf).__name__}", why=why, hint=f"{make}({name})")
+        raise InputError(f"{name} is {type_text(leaf)}", why=why, hint=f"{make}({name})")
 
 
 def argument_leaves(arguments: Any) -> list[Any]:

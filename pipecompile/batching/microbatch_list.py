@@ -16,7 +16,7 @@ from pipecompile.batching.call_inputs import FlatInputs, check_target, flatten
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.batching.offset_rows import is_offsets_beside
 from pipecompile.errors import InputError
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 
 __all__ = ["ListedBatch", "Microbatch", "MicrobatchList", "arguments_of", "is_list_asked", "read_microbatches"]
 
@@ -135,7 +135,7 @@ def is_list_asked(forward: Callable[..., Any], kwargs: Mapping[str, Any]) -> boo
 def _entries(entries: Any) -> list[Any]:
     """Return the entries of a list or of another iterable. Raise InputError for what is one batch, and for an empty list."""
     if isinstance(entries, (Mapping, str, Microbatch)) or not isinstance(entries, Iterable) or hasattr(entries, "dim"):
-        raise InputError(f"microbatches is a {type(entries).__name__}", why="a list has one entry per micro-batch", hint=_EXAMPLE)  # fmt: skip
+        raise InputError(f"microbatches is {type_text(entries)}", why="a list has one entry per micro-batch", hint=_EXAMPLE)  # fmt: skip
     listed = list(entries)
     if not listed:
         raise InputError(

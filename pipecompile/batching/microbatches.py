@@ -18,7 +18,7 @@ import torch
 from pipecompile.batching.batch_dims import BatchDims, Dims, scatter, sizes
 from pipecompile.batching.call_inputs import FlatInputs, check_target, count_leaves, flatten_target
 from pipecompile.errors import InputError
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 from pipecompile.text.units import counted
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import foreach_mul
@@ -124,9 +124,7 @@ def _list_slices(target: Any, count: int, samples: int) -> list[Any]:
     """Return the micro-batches of a target that is a list with one entry per sample."""
     if not isinstance(target, (list, tuple)) or len(target) != samples:
         actual = (
-            f"has {counted(len(target), 'entry')}"
-            if isinstance(target, (list, tuple))
-            else f"is a {type(target).__name__}"
+            f"has {counted(len(target), 'entry')}" if isinstance(target, (list, tuple)) else f"is {type_text(target)}"
         )
         raise InputError(
             f"batch_dims declares the target as a list with one entry per sample, but it {actual} for {counted(samples, 'sample')}",

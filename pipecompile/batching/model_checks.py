@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from pipecompile.errors import InputError
+from pipecompile.text.shown_value import type_text
 
 __all__ = ["validate_model"]
 
@@ -54,7 +55,7 @@ def validate_model(model: object) -> nn.Module:
         raise InputError(f"the model is wrapped in {type(model).__name__}", why="the wrapper copies the whole model to every device",
                          hint='the model inside: compile(model.module, ...); mesh= with a dimension "dp" copies a pipeline')  # fmt: skip
     if hasattr(type(model), "reschedule"):
-        raise InputError(f"the model is a {type(model).__name__} already", why="a pipeline is compiled once",
+        raise InputError(f"the model is {type_text(model)} already", why="a pipeline is compiled once",
                          hint="compile(pipe.model, ...); or pipe.reschedule(...) for another schedule")  # fmt: skip
     if isinstance(model, nn.ModuleList):
         raise InputError("the model is a ModuleList, which has no forward", hint="compile(nn.Sequential(*layers), ...)")

@@ -23,6 +23,7 @@ from pipecompile.batching.microbatch_list import MicrobatchList
 from pipecompile.batching.microbatches import scatter_tree, split_sizes
 from pipecompile.batching.offset_rows import document_groups, offsets_of
 from pipecompile.errors import InputError
+from pipecompile.text.shown_value import type_text
 from pipecompile.text.units import counted
 from pipecompile.torch_private import pytree
 
@@ -191,7 +192,7 @@ def _parts(call: _Call, functions: Mapping[str, Callable[..., Any]], sizes: tupl
     for name, values in parts.items():
         count = len(values) if isinstance(values, (list, tuple)) else None
         if count != len(sizes):
-            returned = counted(count, "entry") if count is not None else f"a {type(values).__name__}"
+            returned = counted(count, "entry") if count is not None else f"{type_text(values)}"
             raise InputError(
                 f"the function of split for {name} returned {returned} for {counted(len(sizes), 'micro-batch')}",
                 hint="a list with one value per micro-batch",

@@ -14,6 +14,7 @@ import torch
 
 from pipecompile.batching.batch_dims import BatchDims
 from pipecompile.errors import InputError
+from pipecompile.text.shown_value import type_text
 from pipecompile.torch_private import pytree
 
 __all__ = ["list_length", "listed_names", "lists_of_tensors"]
@@ -33,7 +34,7 @@ def list_length(arguments: Mapping[str, Any], names: frozenset[str]) -> int | No
     for name, value in lists.items():
         if not isinstance(value, (list, tuple)):
             raise InputError(
-                f"batch_dims declares {name} as a list with one entry per sample, but {name} is a {type(value).__name__}",
+                f"batch_dims declares {name} as a list with one entry per sample, but {name} is {type_text(value)}",
                 hint=f"pass a list for {name}, or remove {name} from batch_dims",
             )
     lengths = {name: len(value) for name, value in lists.items()}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipecompile.cli.command_report import CommandReport
 from pipecompile.cli.exit_codes import faults_of_file
-from pipecompile.errors import InputError, ScheduleError
+from pipecompile.errors import InputError
 
 if TYPE_CHECKING:
     from pipecompile.ir import Program
@@ -35,15 +35,9 @@ def dumps_report(dumps: Sequence[Path], program: Path, ranks: str | None) -> Com
 
 def _program(path: Path) -> Program:
     import pipecompile
-    from pipecompile.ir.program_text import parse_program
-    from pipecompile.text.text_file import cause_of, named_file
+    from pipecompile.ir.program_text import load_program
 
-    try:
-        with named_file(path):
-            program = parse_program(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        hint = "the program.txt of pipe.dump"
-        raise ScheduleError("the program cannot be read", where=str(path), why=cause_of(error), hint=hint) from None
+    program = load_program(path)
     with faults_of_file(path):
         pipecompile.verify(program)
     return program

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from pipecompile.cli.command_report import CommandReport, schedule_report
 from pipecompile.cli.exit_codes import faults_of_file
-from pipecompile.errors import InputError, ScheduleError, VerifyError
-from pipecompile.text.text_file import cause_of
+from pipecompile.errors import InputError, VerifyError
 from pipecompile.text.units import counted
 
 __all__ = ["show_report"]
@@ -59,12 +58,9 @@ def _plan_report(plan: object) -> CommandReport:
 def _program_report(path: Path) -> CommandReport:
     """Report how many instructions of each kind a device has. Raise VerifyError for a program that is not legal."""
     import pipecompile
-    from pipecompile.ir.program_text import parse_program
+    from pipecompile.ir.program_text import load_program
 
-    try:
-        program = parse_program(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError("the program cannot be read", where=str(path), why=cause_of(error)) from None
+    program = load_program(path)
     with faults_of_file(path):
         try:
             pipecompile.verify(program)

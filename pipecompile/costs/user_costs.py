@@ -14,7 +14,7 @@ from pipecompile.errors import InputError, PipecompileError, described
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.module_names import nodes_of_module
 from pipecompile.text.input_checks import LARGEST_OPTION, amount
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 
 __all__ = ["UserCosts", "costs_from_provider", "with_user_costs"]
 
@@ -62,9 +62,7 @@ def costs_from_provider(graph: fx.GraphModule, inputs: Sequence[object], provide
         fault = described(error)
         raise InputError("costs: the function failed", why=fault, hint="a function of (graph, inputs)") from error
     if not isinstance(costs, Mapping):
-        raise InputError(
-            f"costs: the function returned a {type(costs).__name__}", hint="a dict with a NodeCost by node.name"
-        )
+        raise InputError(f"costs: the function returned {type_text(costs)}", hint="a dict with a NodeCost by node.name")
     missing = [node.name for node in compute_nodes(graph) if not isinstance(costs.get(node.name), NodeCost)]
     if missing:
         raise InputError(

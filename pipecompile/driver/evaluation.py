@@ -16,7 +16,7 @@ from pipecompile.batching.microbatch_list import arguments_of
 from pipecompile.errors import InputError
 from pipecompile.options import Options
 from pipecompile.runtime.results import own_loss
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 
 __all__ = ["Evaluation", "ValidationLoop", "RunningTotal", "evaluating"]
 
@@ -70,11 +70,7 @@ def _number(name: str, value: Any) -> Any:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        kind = (
-            f"a tensor of shape {tuple(value.shape)}"
-            if isinstance(value, torch.Tensor)
-            else f"a {type(value).__name__}"
-        )
+        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type_text(value)
         hint = "metric=lambda output, target: (output.argmax(1) == target).float().mean()"
         raise InputError(f"the metric {shown(name)} returned {kind}, not a number per batch", hint=hint) from None
 
@@ -113,7 +109,7 @@ class ValidationLoop:
     def total(self, batches: Iterable[Any], metric: Callable[..., Any] | None) -> RunningTotal:
         """Return the sums of losses and metrics of all batches, in eval mode and without gradients."""
         if not isinstance(batches, Iterable) or isinstance(batches, torch.Tensor):
-            raise InputError(f"evaluate takes batches, not a {type(batches).__name__}", hint="evaluate(loader)")
+            raise InputError(f"evaluate takes batches, not {type_text(batches)}", hint="evaluate(loader)")
         if metric is not None and not callable(metric):
             raise InputError(f"metric={shown(metric)} is no function", hint="metric=lambda output, target: ...")
         total = RunningTotal(is_mean=self.options.loss_reduction == "mean")

@@ -11,7 +11,6 @@ A name may end in counts: `deepspeed:TrainSchedule;ranks=4;microbatches=8`.
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.interchange.deepspeed_schedule import deepspeed_order
@@ -20,7 +19,7 @@ from pipecompile.interchange.pipeline_order import PipelineOrder
 from pipecompile.interchange.torch_csv import parse_torch_csv
 from pipecompile.interchange.zero_bubble_nodes import parse_nodes
 from pipecompile.text.input_checks import file_path, known_names, whole, without_mark
-from pipecompile.text.text_file import cause_of
+from pipecompile.text.text_file import load_text
 
 __all__ = ["is_named_order", "read_order", "read_schedule"]
 
@@ -44,13 +43,7 @@ def read_schedule(
     if isinstance(source, str) and is_named_order(source):
         return read_order(source, "", n_ranks, n_microbatches)
     path = file_path("source", source)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(
-            "the pipeline cannot be read", where=str(path), why=cause_of(error), hint=_SOURCES
-        ) from None
-    return read_order(text, Path(path).stem, n_ranks, n_microbatches)
+    return read_order(load_text(path, "pipeline", ScheduleError, _SOURCES), path.stem, n_ranks, n_microbatches)
 
 
 def is_named_order(text: str) -> bool:

@@ -21,6 +21,7 @@ from pipecompile.ir.directions import check_one_direction
 from pipecompile.ir.overlap import grouped
 from pipecompile.ir.slices import check_whole
 from pipecompile.text.input_checks import file_path
+from pipecompile.text.shown_value import type_text
 from pipecompile.text.text_file import cause_of
 
 __all__ = ["COMPUTE_OPS", "EMPTY", "OrderCell", "PipelineOrder", "as_order", "order_of_schedule"]
@@ -154,5 +155,5 @@ def as_order(order: object) -> PipelineOrder:
     if isinstance(order, PipelineOrder):
         return order
     raise InputError(
-        f"a {type(order).__name__} is neither a PipelineOrder nor a Schedule", hint='pc.read_schedule("schedule.csv")'
+        f"{type_text(order)} is neither a PipelineOrder nor a Schedule", hint='pc.read_schedule("schedule.csv")'
     )

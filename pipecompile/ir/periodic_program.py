@@ -36,6 +36,7 @@ from pipecompile.ir.program_arrays import ProgramArrays, unrolled_row
 from pipecompile.ir.program_text import parse_program
 from pipecompile.ir.routes import Route, Tie
 from pipecompile.text.input_checks import whole
+from pipecompile.text.shown_value import type_text
 from pipecompile.text.text_file import save_text
 
 __all__ = ["PARTS", "PeriodicProgram", "is_later", "later"]
@@ -186,7 +187,7 @@ class PeriodicProgram:
     def from_text(cls, text: str) -> PeriodicProgram:
         """Read the form of `str`. Raise ScheduleError naming what cannot be read, or counts that contradict the parts."""
         if not isinstance(text, str):
-            raise InputError(f"a {type(text).__name__} is no text of a program", hint="Path(path).read_text()")
+            raise InputError(f"{type_text(text)} is no text of a program", hint="Path(path).read_text()")
         first, _, rest = text.partition("\n")
         header = _HEADER.fullmatch(first.strip())
         if header is None:

@@ -18,7 +18,7 @@ from pipecompile.ir.plan_figures import figure_faults
 from pipecompile.ir.views import html_of
 from pipecompile.text.input_checks import file_path, json_text, place_text
 from pipecompile.text.shown_value import shown
-from pipecompile.text.text_file import cause_of, save_text
+from pipecompile.text.text_file import load_text, save_text
 from pipecompile.text.units import counted
 
 __all__ = ["DAMAGED", "Plan", "StageSummary", "StepSummary"]
@@ -197,12 +197,8 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read a plan from a file. Raise PlanError if the file is missing or damaged."""
         source = file_path("path", path)
-        try:
-            text = source.read_bytes()
-        except OSError as error:
-            hint = f"compile without plan=, then pipe.plan.save({str(path)!r})"
-            raise PlanError("the plan cannot be read", where=str(path), why=cause_of(error), hint=hint) from None
-        return cls.from_json(text, where=str(path))
+        hint = f"compile without plan=, then pipe.plan.save({str(source)!r})"
+        return cls.from_json(load_text(source, "plan", PlanError, hint), where=str(source))
 
 
 def _check_lists(plan: Plan, where: str) -> None:

@@ -20,13 +20,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import HOST, NO_SLICE, Action, Instruction, Op, Operand, Program, Route, Tie, Value
 from pipecompile.ir.directions import Direction
 from pipecompile.text.input_checks import checked_count, without_mark
+from pipecompile.text.shown_value import type_text
+from pipecompile.text.text_file import load_text, named_file
 
-__all__ = ["line_numbers", "parse_instruction", "parse_program", "parse_route", "parse_tie"]
+__all__ = [
+    "PROGRAM_FILE",
+    "line_numbers",
+    "load_program",
+    "parse_instruction",
+    "parse_program",
+    "parse_route",
+    "parse_tie",
+]
+
+PROGRAM_FILE = "the program.txt that pipe.dump(directory) writes"
 
 _NUMBER = "[0-9]{1,9}"
 _HEADER = re.compile(
@@ -42,6 +55,13 @@ _SEND, _RECV = (re.compile(rf"{op} (\S+) {word} (host|{_NUMBER})") for op, word 
 _FREE = re.compile(r"FREE (\S+)")
 _COLLECTIVE = re.compile(r"(BROADCAST|REDUCE) (\S+)")
 _COMPUTE = re.compile(r"(\S+)((?: \S+)*) ->((?: \S+)*)")
+
+
+def load_program(path: Path) -> Program:
+    """Return the program in a file. Raise ScheduleError that names the line that cannot be read, also if the file is missing."""
+    text = load_text(path, "program", ScheduleError, PROGRAM_FILE)
+    with named_file(path):
+        return parse_program(text)
 
 
 def parse_program(text: str) -> Program:
@@ -104,9 +124,7 @@ def _counts(header: re.Match[str], n_items: int) -> tuple[int, int, tuple[int, .
 def _lines(text: str) -> list[tuple[int, str]]:
     """Return the number and the text of every line that is not blank, without a byte-order mark. Raise InputError for no text."""
     if not isinstance(text, str):
-        raise InputError(
-            f"a {type(text).__name__} is no text of a program", hint="parse_program(Path(path).read_text())"
-        )
+        raise InputError(f"{type_text(text)} is no text of a program", hint="parse_program(Path(path).read_text())")
     lines = enumerate(without_mark(text).split("\n"), 1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
 

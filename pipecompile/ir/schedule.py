@@ -23,7 +23,7 @@ from pipecompile.ir.slices import checked_slices
 from pipecompile.ir.views import html_of
 from pipecompile.text.input_checks import checked_count, file_path
 from pipecompile.text.shown_value import shown
-from pipecompile.text.text_file import cause_of, named_file, save_text
+from pipecompile.text.text_file import load_text, named_file, save_text
 
 __all__ = ["Schedule"]
 
@@ -98,16 +98,8 @@ class Schedule:
         missing.
         """
         source = file_path("path", path)
-        try:
-            text = source.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ScheduleError(
-                "the schedule cannot be read",
-                where=str(path),
-                why=cause_of(error),
-                hint=f"write one with schedule.save({str(path)!r})",
-            ) from None
-        with named_file(path):
+        text = load_text(source, "schedule", ScheduleError, f"write one with schedule.save({str(source)!r})")
+        with named_file(source):
             return cls.from_csv(text, source.stem)
 
     @classmethod

@@ -21,6 +21,7 @@ from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir.action import Action, Kind
 from pipecompile.ir.overlap import parse_cell
 from pipecompile.text.input_checks import without_mark
+from pipecompile.text.shown_value import type_text
 
 __all__ = ["Repeated", "csv_lines", "parse_repeated", "read_rows", "row_place"]
 
@@ -80,9 +81,7 @@ def read_rows(text: str) -> Rows:
 def csv_lines(text: str) -> list[str]:
     """Return the lines of the rows. Raise ScheduleError for a blank line before another row."""
     if not isinstance(text, str):
-        raise InputError(
-            f"a {type(text).__name__} is no text of rows", hint="Schedule.from_csv(Path(path).read_text())"
-        )
+        raise InputError(f"{type_text(text)} is no text of rows", hint="Schedule.from_csv(Path(path).read_text())")
     lines = without_mark(text).rstrip().split("\n")
     for number, line in enumerate(lines if len(lines) > 1 else ()):
         if not line.strip():

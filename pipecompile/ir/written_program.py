@@ -27,7 +27,7 @@ from pipecompile.ir.routes import TARGET, Route, Tie
 from pipecompile.ir.schedule import Schedule
 from pipecompile.text.input_checks import FEW, file_path
 from pipecompile.text.shown_value import shown
-from pipecompile.text.text_file import cause_of, named_file
+from pipecompile.text.text_file import load_text, named_file
 
 __all__ = ["WrittenProgram", "type_faults"]
 
@@ -63,15 +63,13 @@ class WrittenProgram(Schedule):
     @classmethod
     def load(cls, path: str | Path) -> WrittenProgram:
         """Read the text form of a program. Raise ScheduleError naming the line that cannot be read, also if the file is missing."""
-        from pipecompile.ir.program_text import line_numbers, parse_program
+        from pipecompile.ir.program_text import PROGRAM_FILE, line_numbers, parse_program
 
-        try:
-            text = file_path("path", path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ScheduleError("the program cannot be read", where=str(path), why=cause_of(error)) from None
-        with named_file(path):
+        source = file_path("path", path)
+        text = load_text(source, "program", ScheduleError, PROGRAM_FILE)
+        with named_file(source):
             program = parse_program(text)
-        return cls.of(program, str(path), line_numbers(text))
+        return cls.of(program, str(source), line_numbers(text))
 
     @property
     def plain(self) -> Schedule:

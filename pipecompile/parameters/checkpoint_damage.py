@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from pipecompile.errors import InputError
 from pipecompile.parameters.pure_unpickler import PureUnpickler, operations
+from pipecompile.text.shown_value import type_text
 
 __all__ = [
     "CHECKSUMS",
@@ -89,7 +90,7 @@ def _of(kind: type, make: Callable[..., Any]) -> Callable[..., Any]:
 
     def made(value: Any) -> Any:
         if type(value) is not kind:
-            raise pickle.UnpicklingError(f"{make.__name__} is called with a {type(value).__name__}")
+            raise pickle.UnpicklingError(f"{make.__name__} is called with {type_text(value)}")
         return make(value)
 
     return made

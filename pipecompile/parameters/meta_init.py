@@ -26,7 +26,7 @@ from pipecompile.errors import InputError, described
 from pipecompile.parameters.checkpoint_files import check_readable, read_checkpoint
 from pipecompile.parameters.uninitialized import UninitializedTensors, temporary_memory, tensor_names
 from pipecompile.text.input_checks import file_path
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 from pipecompile.torch_private.accelerators import forked_generators, initialized_devices
 from pipecompile.torch_private.modules import buffers_of, parameters_of
 from pipecompile.tracing.state.preserved_run import preserved
@@ -76,7 +76,7 @@ def _sources_of(init: Init) -> tuple[Source, ...]:
         return (init,)
     if not isinstance(init, (str, os.PathLike)):
         raise InputError(
-            f"init is a {type(init).__name__}",
+            f"init is {type_text(init)}",
             hint=f'"{RESET}", a function of a module, the path of a checkpoint, or a list of them',
         )
     path = file_path("init", init)
@@ -198,7 +198,7 @@ def _initialise_modules(
             except Exception as error:
                 raise InputError(
                     "a module of the model cannot be given values",
-                    where=f"{name or 'the model'}, a {type(module).__name__}",
+                    where=f"{name or 'the model'}, {type_text(module)}",
                     why=described(error),
                     hint="init= a function that initialises this module and does nothing for others",
                 ) from error

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from pipecompile.errors import InputError
+from pipecompile.text.shown_value import type_text
 from pipecompile.torch_private.modules import buffers_of, non_persistent_of, parameters_of
 from pipecompile.torch_private.storages import exchange, is_traceable_wrapper_subclass, version_of
 
@@ -90,7 +91,7 @@ def _give_memory(tensor: torch.Tensor, device: torch.device) -> None:
     """Replace the meta storage by memory on `device`, filled with 0xff. The object stays, for modules and optimizers."""
     if is_traceable_wrapper_subclass(tensor):
         raise InputError(
-            f"a {type(tensor).__name__} is on meta",
+            f"{type_text(tensor)} is on meta",
             why="only plain tensors are given memory here",
             hint="shard the stages after they have memory, or give them memory with to_empty before",
         )

@@ -27,14 +27,14 @@ import msgspec
 
 from pipecompile.errors import PartitionError
 from pipecompile.text.input_checks import file_path, json_text, place_text
-from pipecompile.text.shown_value import shown
-from pipecompile.text.text_file import cause_of, save_text
+from pipecompile.text.shown_value import shown, type_text
+from pipecompile.text.text_file import load_text, save_text
 
 __all__ = ["FORMAT", "Node", "Problem", "Shared", "Tensor"]
 
 FORMAT = "pipecompile.problem/1"
 
-_HINT = "the keys are listed in the docstring of pipecompile.partitioners.problem"
+_HINT = """pc.Problem.from_json('{"nodes": [{"name": "a", "time": 1.0}]}'); help(pipecompile.partitioners.problem) has all keys"""
 
 _NESTED = ("precedence", "groups", "links", "apart")
 _TUPLES = (*_NESTED, "nodes", "tensors", "memory_limit", "in_flight", "speed", "placement", "recompute", "shared")
@@ -94,7 +94,7 @@ def _plain(value: object) -> int | float:
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
+    raise TypeError(f"{type_text(value)} cannot be written as JSON")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +195,8 @@ class Problem:
     def load(cls, path: str | Path) -> Problem:
         """Read the text form from a file. Raise PartitionError if the file is missing or malformed."""
         source = file_path("path", path)
-        try:
-            text = source.read_bytes()
-        except OSError as error:
-            raise PartitionError("the problem cannot be read", where=str(path), why=cause_of(error)) from None
-        return cls.from_json(text, where=str(path))
+        text = load_text(source, "problem", PartitionError, f"write one with pipe.problem.save({str(source)!r})")
+        return cls.from_json(text, where=str(source))
 
 
 class _Entries(msgspec.Struct):

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from pipecompile.errors import InfeasibleError, InputError, ScheduleError
 from pipecompile.ir import Route, Schedule
 from pipecompile.text.input_checks import whole
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 from pipecompile.text.units import BYTES, written
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import checked_routes
@@ -20,7 +20,7 @@ def check_schedule(schedule: Schedule, routes: Sequence[Route] | None) -> None:
     """Raise InputError if `schedule` is not a Schedule, and VerifyError if it is not legal."""
     if not isinstance(schedule, Schedule):
         hint = 'a schedule, such as build_schedule("1f1b", 4, 16)'
-        raise InputError(f"a {type(schedule).__name__} is no Schedule", hint=hint)
+        raise InputError(f"{type_text(schedule)} is no Schedule", hint=hint)
     verify(schedule, routes=checked_routes(routes, schedule.n_stages))
 
 

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pipecompile.errors import InputError
 from pipecompile.ir import Instruction, Route, Schedule
 from pipecompile.ir.overlap import Pair, is_pair
+from pipecompile.text.shown_value import type_text
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import checked_routes
 from pipecompile.verifiers.schedule import schedule_faults
@@ -30,7 +31,7 @@ def insert_overlap(schedule: Schedule, *, routes: Sequence[Route] | None = None)
     """
     if not isinstance(schedule, Schedule):
         hint = 'a schedule, such as build_schedule("1f1b", 4, 16)'
-        raise InputError(f"a {type(schedule).__name__} is no Schedule", hint=hint)
+        raise InputError(f"{type_text(schedule)} is no Schedule", hint=hint)
     all_routes = checked_routes(routes, schedule.n_stages)
     verify(schedule, routes=all_routes)
     wanted = [frozenset(pair for pair in pairwise(row) if _may_overlap(pair)) for row in schedule.rows]

@@ -29,6 +29,7 @@ from pipecompile.passes.checkpointing import Checkpoint, insert_recompute
 from pipecompile.passes.lowering import lowering
 from pipecompile.simulation.steady_state import simulate_periodic
 from pipecompile.text.input_checks import whole
+from pipecompile.text.shown_value import type_text
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import route_sequence
 from pipecompile.verifiers.tied_parameters import tie_sequence
@@ -59,7 +60,7 @@ def lower_periodic(
     a PeriodicSchedule, VerifyError if schedule, routes or ties are not legal.
     """
     if not isinstance(schedule, PeriodicSchedule):
-        raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
+        raise InputError(f"{type_text(schedule)} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
     if isinstance(checkpoint, str) and checkpoint == "except_last":
         raise InputError("checkpoint='except_last' has no period", hint="'always', or a flag per stage")
     verify(schedule, routes=routes)
@@ -91,7 +92,7 @@ def unroll(program: PeriodicProgram, repetitions: int | None = None) -> Program:
     Raise InputError if `program` is not a PeriodicProgram.
     """
     if not isinstance(program, PeriodicProgram):
-        raise InputError(f"a {type(program).__name__} is no PeriodicProgram", hint="lower_periodic(schedule)")
+        raise InputError(f"{type_text(program)} is no PeriodicProgram", hint="lower_periodic(schedule)")
     return assign_slots(program.unrolled(repetitions))
 
 

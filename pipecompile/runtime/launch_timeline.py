@@ -20,6 +20,7 @@ from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.runtime.stream_events import STORE, Lane, Launch, launches
 from pipecompile.simulation.costs import CostOptions, Costs, Engines, Hosts, make_costs
 from pipecompile.simulation.host_launches import launch_seconds
+from pipecompile.text.shown_value import type_text
 from pipecompile.verifiers import verify
 
 __all__ = ["simulate_launches"]
@@ -36,7 +37,7 @@ def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timelin
     and `engines="device"`. Raises VerifyError for a program that is not legal. O(n) for n instructions.
     """
     if not isinstance(program, Program):
-        raise InputError(f"a {type(program).__name__} is no Program", hint="simulate_launches(pipe.program, ...)")
+        raise InputError(f"{type_text(program)} is no Program", hint="simulate_launches(pipe.program, ...)")
     checked = make_costs(program.n_stages, program.n_devices, program.routes, program.ties, program.n_slices, **costs)
     if what := _not_launched(program, checked):
         raise InputError(f"{what[0]} cannot be simulated launch by launch", why=what[1], hint="simulate(program, ...)")

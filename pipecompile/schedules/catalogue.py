@@ -46,6 +46,7 @@ from pipecompile.schedules.zb_h1 import build_zb_h1
 from pipecompile.schedules.zb_h2 import build_zb_h2
 from pipecompile.schedules.zbv import build_zbv
 from pipecompile.simulation.simulator import simulate
+from pipecompile.text.input_checks import near
 from pipecompile.text.shown_value import shown
 from pipecompile.text.units import counted
 from pipecompile.verifiers.routes import checked_routes
@@ -219,9 +220,8 @@ def _entry(schedule: str | Builder) -> CatalogueEntry:
     if callable(schedule):
         return CatalogueEntry(partial(_built, schedule))
     if not isinstance(schedule, str) or schedule not in CATALOGUE:
-        raise ScheduleError(
-            f"no schedule is called {shown(schedule)}", hint="one of " + ", ".join(map(repr, CATALOGUE))
-        )
+        why = f"known are {', '.join(map(repr, CATALOGUE))}"
+        raise ScheduleError(f"no schedule is called {shown(schedule)}", why=why, hint=repr(near(schedule, CATALOGUE)))
     return CATALOGUE[schedule]
 
 

@@ -24,6 +24,7 @@ from pipecompile.ir.program_arrays import KINDS, action_columns
 from pipecompile.ir.slices import check_whole
 from pipecompile.schedules.catalogue import Builder, build_schedule
 from pipecompile.text.input_checks import whole
+from pipecompile.text.shown_value import type_text
 from pipecompile.verifiers import verify
 
 __all__ = ["build_periodic", "find_period"]
@@ -41,7 +42,7 @@ def find_period(schedule: Schedule) -> PeriodicSchedule | None:
     number of stages. Raise ScheduleError for a schedule of slices.
     """
     if not isinstance(schedule, Schedule):
-        raise InputError(f"a {type(schedule).__name__} is no Schedule", hint='build_schedule("1f1b", 4, 16)')
+        raise InputError(f"{type_text(schedule)} is no Schedule", hint='build_schedule("1f1b", 4, 16)')
     check_whole(schedule, "periods are those of whole micro-batches")
     if schedule.overlaps or schedule.directions:
         return None

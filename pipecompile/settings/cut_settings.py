@@ -12,7 +12,8 @@ from torch import nn
 from pipecompile.errors import InputError, PlanError, described
 from pipecompile.graph.cut_constraints import CutConstraints
 from pipecompile.ir.plan import DAMAGED, Plan
-from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal, whole_number
+from pipecompile.settings.value_checks import Group, choice, entries, number, refusal, whole_number
+from pipecompile.text.input_checks import near
 from pipecompile.text.shown_value import shown
 from pipecompile.text.units import counted
 

@@ -17,7 +17,8 @@ from pipecompile.ir import Schedule
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.streams import DeviceStreams
 from pipecompile.schedules import CATALOGUE, Builder
-from pipecompile.settings.value_checks import Group, choice, entries, near, number, refusal
+from pipecompile.settings.value_checks import Group, choice, entries, number, refusal
+from pipecompile.text.input_checks import near
 from pipecompile.text.shown_value import shown
 from pipecompile.text.units import parse_bytes
 from pipecompile.torch_private.accelerators import accelerator_indices, accelerator_type

@@ -17,7 +17,8 @@ from pipecompile.passes.checkpointing import Checkpoint
 from pipecompile.passes.user_passes import UserPass
 from pipecompile.schedules import CATALOGUE, Builder, build_schedule
 from pipecompile.settings.machine_settings import default_device_count
-from pipecompile.settings.value_checks import Group, choice, entries, flag, near, refusal, whole_number
+from pipecompile.settings.value_checks import Group, choice, entries, flag, refusal, whole_number
+from pipecompile.text.input_checks import near
 from pipecompile.text.shown_value import shown
 
 __all__ = ["RunSettings", "built_schedule", "load_schedule"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from math import inf
 from numbers import Integral, Real
@@ -25,7 +24,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from pipecompile.errors import InputError, PipecompileError
-from pipecompile.text.input_checks import LARGEST_OPTION, OVERFLOW, float_of, size_fault
+from pipecompile.text.input_checks import LARGEST_OPTION, OVERFLOW, float_of, near, size_fault
 from pipecompile.text.shown_value import shown
 
 __all__ = [
@@ -36,7 +35,6 @@ __all__ = [
     "entries",
     "flag",
     "function",
-    "near",
     "number",
     "refusal",
     "whole_number",
@@ -53,13 +51,6 @@ def refusal(
 ) -> PipecompileError:  # fmt: skip
     """Return the error that refuses `value`: "{name}={value} is not {expected}"."""
     return kind(f"{name}={shown(value)} is not {expected}", where=where, why=why, hint=hint)
-
-
-def near(name: object, known: Iterable[str]) -> str:
-    """Return the known name that is most like a mistyped one, whatever its case; the first known name if none is like it."""
-    names = {one.lower(): one for one in reversed(list(known))}
-    text = name.lower() if isinstance(name, str) else ""
-    return names[(get_close_matches(text, names, n=1, cutoff=0.5) or list(names)[-1:])[0]]
 
 
 def whole_number(example: int, *others: object, least: int = 1, most: int | None = None) -> Check:

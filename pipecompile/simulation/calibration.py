@@ -11,6 +11,7 @@ from pipecompile.ir import NO_SLICE, Kind
 from pipecompile.ir.timeline import COMPUTE, Timeline
 from pipecompile.simulation.costs import CostOptions
 from pipecompile.text.input_checks import amount
+from pipecompile.text.shown_value import type_text
 
 __all__ = ["calibrate"]
 
@@ -31,7 +32,7 @@ def calibrate(measured: Timeline) -> CostOptions:
     a timeline of actions, or if stages have no forward in it, as in that of one rank.
     """
     if not isinstance(measured, Timeline):
-        raise InputError(f"a {type(measured).__name__} is no Timeline", hint="pipe.measured, after a step")
+        raise InputError(f"{type_text(measured)} is no Timeline", hint="pipe.measured, after a step")
     seconds = defaultdict[Kind, dict[int, list[float]]](lambda: defaultdict(list))
     for span in measured.spans:
         if span.track == COMPUTE and (action := span.action) is not None:

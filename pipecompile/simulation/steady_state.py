@@ -27,6 +27,7 @@ from pipecompile.simulation.array_memory import peak_bytes
 from pipecompile.simulation.array_walk import ArrayRun, ScheduleArrays
 from pipecompile.simulation.costs import CostOptions, Costs, Engines, make_costs
 from pipecompile.simulation.simulator import simulate
+from pipecompile.text.shown_value import type_text
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import route_sequence
 
@@ -72,7 +73,7 @@ def simulate_periodic(
     Raise InputError if `schedule` is not a PeriodicSchedule or a cost is wrong, VerifyError if the schedule is not legal.
     """
     if not isinstance(schedule, PeriodicSchedule):
-        raise InputError(f"a {type(schedule).__name__} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
+        raise InputError(f"{type_text(schedule)} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
     verify(schedule, routes=routes)
     routes = route_sequence(routes, schedule.n_stages)
     checked = make_costs(schedule.n_stages, schedule.n_devices, routes, **costs)

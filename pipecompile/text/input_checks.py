@@ -1,4 +1,4 @@
-"""Checks of the numbers and texts that enter a public function of schedules.
+"""Checks of the numbers and texts that enter a public function, and names that are near a mistyped one.
 
     whole("n_microbatches", 0)                  refused: n_microbatches=0 is not a whole number of at least 1
     amount("effort", math.nan)                  refused: effort=nan is not a finite number of at least 0
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 from pipecompile.text.units import counted
 
 Text = TypeVar("Text", str, bytes, str | bytes)
@@ -37,6 +37,7 @@ __all__ = [
     "float_of",
     "json_text",
     "known_names",
+    "near",
     "place_text",
     "size_fault",
     "whole",
@@ -118,6 +119,13 @@ def amounts(name: str, value: object, count: int, noun: str, *, finite: bool = T
     return tuple(amount(f"{name}[{index}]", number, finite=finite) for index, number in enumerate(numbers))
 
 
+def near(name: object, known: Iterable[str]) -> str:
+    """Return the known name that is most like a mistyped one, whatever its case; the first known name if none is like it."""
+    names = {one.lower(): one for one in reversed(list(known))}
+    text = name.lower() if isinstance(name, str) else ""
+    return names[(get_close_matches(text, names, n=1, cutoff=0.5) or list(names)[-1:])[0]]
+
+
 def known_names(what: str, names: Iterable[object], known: Iterable[str]) -> None:
     """Raise InputError for the first of `names` that is not known, with the known name that is most like it."""
     expected = list(known)
@@ -168,7 +176,7 @@ def checked_count(count: int, n_items: int, plural: str) -> int:
 def json_text(value: object) -> str | bytes:
     """Return a text of JSON without the byte-order mark that some editors put first. Raise InputError if it is not a text."""
     if not isinstance(value, str | bytes):
-        raise InputError(f"a {type(value).__name__} is no text of JSON", hint="Path(path).read_text()")
+        raise InputError(f"{type_text(value)} is no text of JSON", hint="Path(path).read_text()")
     return without_mark(value)
 
 

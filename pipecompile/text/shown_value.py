@@ -22,7 +22,7 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
-__all__ = ["MOST", "shown"]
+__all__ = ["MOST", "shown", "type_text"]
 
 MOST = 240
 """Characters of a text."""
@@ -37,6 +37,12 @@ def shown(value: object) -> str:
     """Return `value` as a user writes it, as far as a short text can; an object of another class by the class's name."""
     text = _text(value, _DEPTH)
     return text if len(text) <= MOST else f"{text[: MOST - 3]}..."
+
+
+def type_text(value: object) -> str:
+    """Return the class of `value` with its article: a Tensor, an int."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
 
 
 def _text(value: object, depth: int) -> str:

@@ -1,5 +1,6 @@
 """Text forms in files: `save` writes one, and says by an error of ours why it cannot.
 
+load_text("a.csv", ...)     the schedule cannot be read: No such file or directory
 save_text("/tmp", text)     path='/tmp' cannot be written: Is a directory
 named_file("a.csv")         where row 1 (line 2) becomes where a.csv, row 1 (line 2)
 """
@@ -10,15 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipecompile.errors import InputError, ScheduleError
+from pipecompile.errors import InputError, PipecompileError, ScheduleError
 from pipecompile.text.input_checks import file_path
 
-__all__ = ["cause_of", "named_file", "save_text"]
+__all__ = ["cause_of", "load_text", "named_file", "save_text"]
 
 
 def cause_of(error: OSError | UnicodeDecodeError) -> str:
     """Return why a file cannot be read or written, without its path: "No such file or directory"."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def load_text(path: Path, noun: str, kind: type[PipecompileError], hint: str) -> str:
+    """Return the text of a file. Raise `kind` if the file, which holds a `noun`, cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise kind(f"the {noun} cannot be read", where=str(path), why=cause_of(error), hint=hint) from None
 
 
 def save_text(path: str | Path, text: str) -> None:

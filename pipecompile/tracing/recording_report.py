@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from pipecompile.text.shown_value import type_text
 from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.hooked_layers import HOOKED
@@ -104,5 +105,5 @@ def _layers(called: dict[str, nn.Module]) -> tuple[WholeModule, ...]:
         if any(backward_hooks_of(module)):
             wholes.append(WholeModule(name, "hooked", HOOKED))
         elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-            wholes.append(WholeModule(name, "layer", f"a {type(module).__name__} is one call of torch"))
+            wholes.append(WholeModule(name, "layer", f"{type_text(module)} is one call of torch"))
     return tuple(wholes)

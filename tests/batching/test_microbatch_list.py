@@ -63,7 +63,7 @@ def test_offsets_are_no_samples() -> None:
         ({"x": X, "target": Y}, "microbatches is a dict"),
         (X, "microbatches is a Tensor"),
         (Microbatch(X, target=Y), "microbatches is a Microbatch"),
-        (3, "microbatches is a int"),
+        (3, "microbatches is an int"),
         ([(X, Y), {"x": X}], "micro-batch 1 has no target"),
         ([(X, Y), {"x": X, "mask": X, "target": Y}], "micro-batch 1 has mask, micro-batch 0 has not"),
         ([{"x": X, "mask": X, "target": Y}, (X, Y)], "micro-batch 0 has mask, micro-batch 1 has not"),

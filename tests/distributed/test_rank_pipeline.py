@@ -278,7 +278,7 @@ def test_ranks_that_refuse_a_batch_together_go_on(said: dict[str, list[str]]) ->
         assert text.startswith(
             "result: (['TraceError: PC108 cannot trace: the forward of Sequential raised RuntimeError: "
         )
-        assert "'InputError: microbatches is a int', 'CopyDisagreement: the ranks of a pipeline are asked for" in text
+        assert "'InputError: microbatches is an int', 'CopyDisagreement: the ranks of a pipeline are asked for" in text
         assert text.splitlines()[0].endswith("True, 4)")
 
 

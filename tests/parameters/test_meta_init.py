@@ -161,8 +161,8 @@ def test_a_checkpoint_is_read(form: str, tmp_path: Path) -> None:
 
 def test_what_is_no_source_of_values_is_told_at_once(tmp_path: Path) -> None:
     for init, message in (
-        (5, "init is a int"),
-        (["reset_parameters", 5], "init is a int"),
+        (5, "init is an int"),
+        (["reset_parameters", 5], "init is an int"),
         ("reset", "reset does not exist"),
         (tmp_path, f"{re.escape(str(tmp_path))} is not a checkpoint"),
     ):

@@ -98,11 +98,10 @@ def test_searches_compare_schedules_of_one_copy_of_each_stage() -> None:
         assert not (entry.has_copies and entry.compared)
 
 
-def test_an_unknown_name_lists_those_known() -> None:
-    with pytest.raises(
-        ScheduleError, match=r"no schedule is called 'zigzag'\n  try    one of 'gpipe', '1f1b', .*'forward'"
-    ):
-        build_schedule("zigzag", 2, 2)
+def test_an_unknown_name_lists_those_known_and_tries_the_nearest() -> None:
+    known = r"no schedule is called '1F1'\n  why    known are 'gpipe', '1f1b', .*'forward'\n  try    '1f1b'"
+    with pytest.raises(ScheduleError, match=known):
+        build_schedule("1F1", 2, 2)
 
 
 @pytest.mark.parametrize(

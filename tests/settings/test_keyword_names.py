@@ -18,7 +18,7 @@ from pipecompile.settings.keyword_names import _SUGGESTED
         ("criterion", "loss_fn="),
         ("n_microbatch", "n_microbatches="),
         ("amp", "torch.autocast"),
-        ("zzz", "pc.compile(model, 4)"),
+        ("zzz", "pc.compile(model, 4, example_args=(x,))"),
     ],
 )
 def test_a_keyword_that_there_is_not_is_told_the_one_that_is_meant(keyword: str, words: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pipecompile.ir.action import Action, Kind
-from pipecompile.text.shown_value import MOST, shown
+from pipecompile.text.shown_value import MOST, shown, type_text
 
 MANY_DIGITS = "a number of thousands of digits"
 
@@ -123,3 +123,12 @@ def test_a_text_is_short_however_large_or_deep_the_value_is() -> None:
     assert shown(list(range(1000))) == "[0, 1, 2, 3, 4, 5, 6, 7, ...]"
     assert shown("a" * 100 + "b" * 100) == f"'{'a' * 40}'...'{'b' * 40}'"
     assert shown(10**400) == f"1{'0' * 39}...{'0' * 40}"
+
+
+def test_a_class_has_its_article() -> None:
+    assert [type_text(value) for value in (3, "a", open, OSError())] == [
+        "an int",
+        "a str",
+        "a builtin_function_or_method",
+        "an OSError",
+    ]

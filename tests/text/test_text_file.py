@@ -9,6 +9,7 @@ import pytest
 
 import pipecompile as pc
 from pipecompile.errors import InputError
+from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.partitioners import Node, Problem
 from pipecompile.passes import lower
 from pipecompile.text.text_file import save_text
@@ -46,3 +47,12 @@ def test_a_fault_in_the_text_of_a_file_has_the_name_of_the_file(tmp_path: Path) 
     (tmp_path / "none.csv").write_text(",\n")
     with pytest.raises(pc.ScheduleError, match=r"(?s)no action.*where  .*none\.csv\n"):
         pc.Schedule.load(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("kind", [pc.Schedule, pc.Plan, Problem, WrittenProgram], ids=lambda kind: kind.__name__)
+def test_a_file_that_is_not_there_is_refused_with_what_writes_one(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        pc.PipecompileError,
+        match=r"(?s)cannot be read\n  where .*none\n  why .*No such file.*\n  try .*pipe|schedule\.save",
+    ):
+        kind.load(tmp_path / "none")

@@ -21,6 +21,7 @@ from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failures.failure_report import Disagreement
 from pipecompile.driver.evaluation import RunningTotal
 from pipecompile.errors import InputError
+from pipecompile.text.shown_value import type_text
 from pipecompile.torch_private import pytree
 
 __all__ = ["sum_of_totals", "summed"]
@@ -35,7 +36,7 @@ def summed(values: Any, group: CollectiveGroup) -> Any:
     for leaf in leaves:
         if not isinstance(leaf, (bool, int, float, torch.Tensor)):
             raise InputError(
-                f"a {type(leaf).__name__} cannot be summed over copies of the pipeline", hint="numbers and tensors"
+                f"{type_text(leaf)} cannot be summed over copies of the pipeline", hint="numbers and tensors"
             )
     rows_of_copies(group, "pipe.sum_over_copies")
     shapes = str([tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else () for leaf in leaves])

@@ -27,6 +27,7 @@ from pipecompile.runtime.cells.loss_arguments import loss_places, received, requ
 from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.runtime.cells.loss_gradients import LossGradients
 from pipecompile.runtime.results import Outputs, own_loss
+from pipecompile.text.shown_value import type_text
 from pipecompile.torch_private.dtensors import whole_of
 from pipecompile.torch_private.modules import has_any_global_hook, hook_tables_of, is_compiled
 from pipecompile.tracing.state.change_log import writes_noted
@@ -164,7 +165,7 @@ def loss_function(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Funct
         pair = _called(loss_fn, arguments)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InputError(
-                f"loss_fn returned a {type(pair).__name__}",
+                f"loss_fn returned {type_text(pair)}",
                 why="has_aux=True expects a pair",
                 hint="return (loss, aux) from loss_fn",
             )
@@ -187,7 +188,7 @@ def _called(loss_fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return f"a {type(value).__name__}"
+    return type_text(value)
 
 
 def _scalar(loss: Any) -> torch.Tensor:
@@ -199,7 +200,7 @@ def _scalar(loss: Any) -> torch.Tensor:
         whole = whole_of(loss)
         return whole if whole.dim() == 0 else whole.reshape(())
     is_tensor = isinstance(loss, torch.Tensor)
-    what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else f"a {type(loss).__name__}"
+    what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else f"{type_text(loss)}"
     hint = "loss_fn(output, target) must return the mean over its samples"
     if isinstance(loss, tuple):
         hint += "; compile(..., has_aux=True) if it returns (loss, aux)"

@@ -16,6 +16,7 @@ from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.deferred_batchnorm import DeferredBatchNorm
 from pipecompile.runtime.cells.stage_call import StageCode
+from pipecompile.text.input_checks import near
 from pipecompile.text.shown_value import shown
 from pipecompile.tracing.emit.region_graphs import install_regions
 from pipecompile.tracing.node_facts import has_regions
@@ -27,7 +28,11 @@ __all__ = ["check_backend", "stage_codes"]
 def check_backend(choice: bool | str) -> None:
     """Raise InputError for a backend that `torch.compile` does not know."""
     if isinstance(choice, str) and choice not in (known := torch.compiler.list_backends(exclude_tags=())):
-        raise InputError(f"compile_stages={shown(choice)} is no backend of torch.compile", hint=", ".join(known))
+        what, hint = (
+            f"compile_stages={shown(choice)} is no backend of torch.compile",
+            f'compile_stages="{near(choice, known)}"',
+        )
+        raise InputError(what, why=f"known are {', '.join(torch.compiler.list_backends())}", hint=hint)
 
 
 def stage_codes(stages: Sequence[Stage], choice: bool | str) -> tuple[StageCode, ...]:

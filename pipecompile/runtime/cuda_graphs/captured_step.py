@@ -25,6 +25,7 @@ from pipecompile.runtime.cuda_graphs.step_gradients import StepGradients
 from pipecompile.runtime.dispatch import run_inline
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import InstructionFailure
+from pipecompile.text.shown_value import type_text
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.storages import foreach_copy
 
@@ -153,7 +154,7 @@ def _require_copyable(leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         is_plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided
         if not is_plain and leaf is not None and not isinstance(leaf, (bool, int, float, complex, str, bytes)):
-            raise UncapturableError(f"the step returns a {type(leaf).__name__}, which no replay could make anew")
+            raise UncapturableError(f"the step returns {type_text(leaf)}, which no replay could make anew")
 
 
 def _write_sums(sums: Sequence[torch.Tensor], gradients: Sequence[Any]) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from pipecompile.errors import RecordingWarning, TraceError
+from pipecompile.text.shown_value import type_text
 from pipecompile.tracing.emit.call_description import HeldArgument
 from pipecompile.tracing.emit.made_objects import (
     Copies,
@@ -54,9 +55,7 @@ class UndecidedObjects(TraceError):
 
     def __init__(self, known: KnownObjects) -> None:
         self.known = known
-        super().__init__(
-            code="PC114", why="functions hold objects, and one more recording shows which of them the call makes"
-        )
+        super().__init__(code="PC114", why="functions hold objects; one more recording shows which the call makes")
 
 
 @dataclass(slots=True)
@@ -227,9 +226,9 @@ class CallObjects:
             empty_copy(value)
         except Exception:  # whatever a type of the user's raises
             del self._made[id(value)]
-            name = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-            what = f"hooks of all micro-batches share {name} that each call of the model makes ({where}): it cannot be copied"
-            warn(what, RecordingWarning)
+            name = f"the class {value.__name__}" if isinstance(value, type) else type_text(value)
+            shared = f"hooks of all micro-batches share {name} that each call of the model makes ({where})"
+            warn(f"{shared}: it cannot be copied", RecordingWarning)
 
     def remade(self, held: HeldObject, values: Sequence[Any]) -> Any:
         """Return a function made anew for the present micro-batch; `values` take the place of the tensors and sizes that it holds."""

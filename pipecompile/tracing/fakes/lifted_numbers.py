@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from pipecompile.errors import TraceError
+from pipecompile.text.shown_value import type_text
 from pipecompile.tracing.message_text import is_in_message
 from pipecompile.tracing.node_facts import NodeFacts, Role, set_facts
 from pipecompile.tracing.user_source import caller
@@ -149,7 +150,7 @@ def lifted(function: Callable[..., Any], *args: Any) -> Any:
     cls = {float: LiftedFloat, int: LiftedInt}.get(type(number))
     first = next(one for one in args if isinstance(one, LiftedNumber))
     if cls is None:
-        raise NotLiftedError(first, f"{function.__name__} makes a {type(number).__name__} of it")
+        raise NotLiftedError(first, f"{function.__name__} makes {type_text(number)} of it")
     return cls(function, args, number, first.comparisons)
 
 

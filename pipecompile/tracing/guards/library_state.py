@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from pipecompile.text.shown_value import type_text
 from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.process_state import add_result, returns_state
 from pipecompile.tracing.guards.read_state import Place, ReadState, line_of_read
@@ -70,7 +71,7 @@ def _add_risks(state: ReadState, value: Any, label: str, place: Place) -> None:
     if (getattr(value, "__module__", ""), getattr(value, "__name__", "")) in _CLOCKS:
         state.risks[label] = f"at {line_of_read(place)}: what it returns is a constant of the recording"
     if hasattr(type(value), "__next__") and not isinstance(value, weakref.ProxyTypes):
-        state.risks[label] = f"a {type(value).__name__}: each call of next changes it, unseen"
+        state.risks[label] = f"{type_text(value)}: each call of next changes it, unseen"
 
 
 def _add_array(state: ReadState, value: Any, label: str, place: Place) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 from pipecompile.tracing.guards.attribute_reads import AttributeReads
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, Holder, LiftedState
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState, line_of_read
@@ -148,7 +148,7 @@ def _outermost(changes: list[ReadChange]) -> list[ReadChange]:
 def _text(value: Any) -> str:
     """Return a value as a short text: a module by the settings that it writes, a tensor or container by its kind."""
     is_of_kind = hasattr(value, "__dict__") and not callable(value)
-    text = _settings(value) or (f"a {type(value).__name__}" if is_of_kind else shown(value))
+    text = _settings(value) or (type_text(value) if is_of_kind else shown(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

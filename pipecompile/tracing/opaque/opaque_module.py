@@ -17,7 +17,7 @@ from torch import nn
 
 from pipecompile.batching.containers import argument_leaves, flatten_containers
 from pipecompile.errors import TraceError
-from pipecompile.text.shown_value import shown
+from pipecompile.text.shown_value import shown, type_text
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import detect_fake_mode
 from pipecompile.torch_private.modules import buffers_of, parameters_of
@@ -199,7 +199,7 @@ def _fault(leaf: Any, expected: ExpectedLeaf, known: dict[sympy.Symbol, int]) ->
         same = leaf is expected.value or leaf == expected.value or repr(leaf) == repr(expected.value) == "nan"
         return "" if same else f"{shown(leaf)} instead of {shown(expected.value)}"
     if not isinstance(leaf, torch.Tensor):
-        return f"a {type(leaf).__name__} instead of a tensor"
+        return f"{type_text(leaf)} instead of a tensor"
     shape = tuple(_size(size, known) for size in expected.shape)
     if (shape, expected.dtype) != (tuple(leaf.shape), leaf.dtype):
         return f"{leaf.dtype} {tuple(leaf.shape)} instead of {expected.dtype} {shape}"

@@ -56,7 +56,7 @@ def test_the_result_of_the_users_code_is_passed_on() -> None:
         (lambda x: x, r"its structure: 1 leaf: \(3, 4\)"),
         (lambda x: (x, x), r"output 1: torch.float32 \(3, 4\) instead of torch.float32 \(6,\)"),
         (lambda x: (x, x.sum(1).repeat(2).double()), r"output 1: torch.float64 \(6,\) instead of torch.float32 \(6,\)"),
-        (lambda x: (x, 7), "output 1: a int instead of a tensor"),
+        (lambda x: (x, 7), "output 1: an int instead of a tensor"),
         (lambda x: (x[:1], x.sum(1).repeat(2)), "its sizes: rows > 1 does not hold with rows = 1"),
     ],
 )
