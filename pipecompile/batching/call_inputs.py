@@ -92,7 +92,7 @@ class FlatInputs:
         return replace(self, leaves=tuple(map(_detached, self.leaves)))
 
     def part(self, leaves: Sequence[Any], samples: int) -> FlatInputs:
-        """Return the call with the leaves of one micro-batch, of so many samples."""
+        """Return the call with the leaves of one micro-batch of `samples` samples."""
         args, kwargs = pytree.tree_unflatten(list(leaves), self.spec)
         return replace(self, args=args, kwargs=kwargs, leaves=tuple(leaves), samples=self.samples and samples)
 

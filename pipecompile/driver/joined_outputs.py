@@ -49,7 +49,7 @@ _MERGED = (MergeKind.JOINED, MergeKind.AVERAGED, MergeKind.ADDED, MergeKind.MAXI
 
 
 def joined_output(outputs: Sequence[Any], rules: Sequence[MergeRule], sizes: Sequence[int]) -> Any:
-    """Return the output of the mini-batch, from those of its micro-batches, of so many samples each."""
+    """Return the output of the mini-batch, from those of its micro-batches, of `sizes` samples."""
     if len(outputs) == 1:
         return outputs[0]
     flat = [flatten_containers(output) for output in outputs]

@@ -25,7 +25,7 @@ __all__ = ["record_loss"]
 
 @signal_errors_kept()
 def record_loss(options: Options, outputs: LossOutputs, target: Any, samples: int) -> TracedGraph | None:
-    """Return the graph of the loss function, called on an output and the target of a micro-batch of so many samples; None if it cannot be
+    """Return the graph of the loss function, called on an output and the target of a micro-batch of `samples` samples; None if it cannot be
     recorded.
     """
     if options.batch_dims.get("target") is list or not all(map(outputs.is_recordable, outputs.places)):

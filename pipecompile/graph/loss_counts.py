@@ -281,7 +281,7 @@ def _elements(value: Any, symbol: sympy.Symbol) -> Any:
 
 
 def _counted(function: Any, args: Any, kwargs: Any, symbol: sympy.Symbol, kind: str, size: int) -> float | None:
-    """Return the elements, or for "batchmean" the rows, of a loss without reduction, of so many samples, without values."""
+    """Return the elements, or for "batchmean" the rows, of a loss without reduction, of `size` samples, without values."""
 
     def of_size(argument: Any) -> Any:
         if not isinstance(argument, fx.Node):

@@ -93,7 +93,7 @@ class LossOutputs:
         return self.shape(place, 1)[self.rules[place].dim or 0]
 
     def shape(self, place: int, samples: int) -> list[int]:
-        """Return the shape of a tensor for so many samples. Raise TypeError if the data decide it."""
+        """Return the shape of a tensor for `samples` samples. Raise TypeError if the data decide it."""
         dim = self.rules[place].dim
         shape = [self._length(length, samples) for length in self.values[place].shape]
         if self.batch_size is not None and dim is not None:
@@ -105,7 +105,7 @@ class LossOutputs:
         return int(sympy.sympify(expression).subs({self.symbol: samples}))
 
     def output(self, tensors: Sequence[torch.Tensor], samples: int) -> Any:
-        """Return the output with these tensors, of so many samples."""
+        """Return the output with these tensors, of `samples` samples."""
         values = [_number(value, self.symbol, samples) for value in self.values]
         for place, tensor in zip(self.places, tensors, strict=True):
             values[place] = tensor

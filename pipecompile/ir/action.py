@@ -99,7 +99,7 @@ class Action:
         return self.microbatch if n_slices == 1 else self.microbatch * n_slices + self.slice
 
     def later(self, microbatches: int) -> Action:
-        """Return the action on a micro-batch that is so many later; an action of SHARDING has none and stays as it is."""
+        """Return the action with a number of micro-batch higher by `microbatches`; an action of SHARDING has none and stays as it is."""
         if self.kind in SHARDING:
             return self
         return Action(self.stage, self.kind, self.microbatch + microbatches, self.slice)

@@ -40,7 +40,7 @@ def first_microbatch(instruction: Instruction) -> int:
 
 
 def later_instruction(one: Instruction, microbatches: int) -> Instruction:
-    """Return the instruction on micro-batches that are so many later, without slots."""
+    """Return the instruction with numbers of micro-batches higher by `microbatches`, without slots."""
 
     def moved(side: tuple[Operand, ...]) -> tuple[Operand, ...]:
         values = [operand.value for operand in side]
@@ -118,7 +118,7 @@ class InstructionRow(Sequence[Instruction]):
         return f"InstructionRow({len(self)} instructions)"
 
     def later(self, microbatches: int | Ints) -> InstructionRow:
-        """Return the instructions on micro-batches that are so many later: one number, or one per instruction."""
+        """Return the instructions with higher numbers of micro-batches: higher by one number, or one per instruction."""
         moved = self.microbatches + microbatches
         if self.table.collectives:
             moved[np.isin(self.numbers, self.table.collectives)] = 0
@@ -141,7 +141,7 @@ class InstructionRow(Sequence[Instruction]):
 
 @dataclass(frozen=True, slots=True)
 class InstructionGroup:
-    """Instructions `start` to `start + length` of a row, repeated so many `times`, each time with micro-batches `step` later."""
+    """Instructions `start` to `start + length` of a row, repeated `times` times, each time with micro-batches `step` later."""
 
     start: int
     length: int

@@ -35,20 +35,20 @@ Rows = tuple[tuple[Action, ...], ...]
 
 
 def check_unrolled(period: Sequence[Sequence[object]], count: int) -> None:
-    """Raise ScheduleError for so many repetitions of a period that memory cannot hold them."""
+    """Raise ScheduleError if memory cannot hold `count` repetitions of a period."""
     if sum(map(len, period)) * count > _MOST_UNROLLED:
         why = f"each has {sum(map(len, period)):,} items, and at most {_MOST_UNROLLED:,} are unrolled"
         raise ScheduleError(f"{shown(count)} repetitions are too many to unroll", why=why, hint="repetitions=4")
 
 
 def shifted(row: Sequence[Action], microbatches: int) -> tuple[Action, ...]:
-    """Return the actions on micro-batches that are so many later."""
+    """Return the actions with numbers of micro-batches higher by `microbatches`."""
     return tuple([action.later(microbatches) for action in row])
 
 
 @dataclass(frozen=True, slots=True)
 class PeriodicSchedule:
-    """Per device `prologue`, then `period` so many `repetitions`, then `epilogue`.
+    """Per device `prologue`, then `period`, `repetitions` times, then `epilogue`.
 
     Each repetition has micro-batches that are `step` later than the one before. The micro-batches of the epilogue are those of no
     repetition: it comes `step * repetitions` later. `name` does not count for equality.

@@ -49,7 +49,7 @@ _LATER = np.array([0, 1])
 
 
 def later(row: Sequence[Instruction], microbatches: int) -> tuple[Instruction, ...]:
-    """Return the instructions on micro-batches that are so many later, without slots."""
+    """Return the instructions with numbers of micro-batches higher by `microbatches`, without slots."""
     if isinstance(row, InstructionRow):
         return tuple(row.later(microbatches))
     moved: dict[
@@ -86,7 +86,7 @@ def _of_first_stage(row: Sequence[Instruction]) -> set[int]:
 
 
 def is_later(row: Sequence[Instruction], other: Sequence[Instruction], microbatches: int) -> bool:
-    """Return whether instructions are the others on micro-batches that are so many later, whatever their slots."""
+    """Return whether `row` is `other` with numbers of micro-batches higher by `microbatches`, whatever their slots."""
     return len(row) == len(other) and all(_is_later(a, b, microbatches) for a, b in zip(row, other, strict=True))
 
 
@@ -110,7 +110,7 @@ def _is_later(one: Instruction, other: Instruction, microbatches: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PeriodicProgram:
-    """Per device `prologue`, then `period` so many `repetitions`, each with micro-batches `step` later, then `epilogue`."""
+    """Per device `prologue`, then `period`, `repetitions` times, each time with micro-batches `step` later, then `epilogue`."""
 
     n_stages: int
     placement: tuple[int, ...]
@@ -149,7 +149,7 @@ class PeriodicProgram:
         return Program(self.n_stages, n_microbatches, self.placement, self.routes, rows, self.ties)
 
     def arrays(self, repetitions: int) -> ProgramArrays:
-        """Return the program as arrays, with so many repetitions, each with micro-batches `step` later."""
+        """Return the program as arrays, with `repetitions` repetitions, each with micro-batches `step` later."""
         first = next((row for row in self.prologue if isinstance(row, InstructionRow)), None)
         table = InstructionTable() if first is None else first.table
         rows = []

@@ -168,7 +168,7 @@ def type_faults(subject: Program | Schedule | PeriodicProgram) -> Iterator[str]:
 
 
 def _too_many(subject: Program | Schedule | PeriodicProgram, n_items: int) -> Iterator[str]:
-    """Yield counts that so few actions cannot have, so that no later check loops for a number alone."""
+    """Yield counts that a program of `n_items` actions cannot have, so that no later check loops for a number alone."""
     for name in ("n_stages", "step" if isinstance(subject, PeriodicProgram) else "n_microbatches"):
         count = getattr(subject, name)
         if is_number(count) and count > max(n_items, FEW):

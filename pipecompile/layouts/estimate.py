@@ -108,7 +108,7 @@ class LayoutEstimator:
     optimizer: OptimizerChoice
     inputs: str = "example_args=(x,)"
     failed: dict[int, CostError] = field(default_factory=dict)
-    """Why the model cannot run on a micro-batch of so many samples, as a BatchNorm layer cannot on one."""
+    """Why the model cannot run, by samples of the micro-batch: a BatchNorm layer cannot run on one."""
 
     @classmethod
     def of(
@@ -187,7 +187,7 @@ class LayoutEstimator:
                     yield PipelinePoint(layout.pp, name, samples, part // samples, chunks)
 
     def _runs(self, samples: int) -> bool:
-        """Return whether the model runs on a micro-batch of so many samples."""
+        """Return whether the model runs on a micro-batch of `samples` samples."""
         if samples not in self.failed:
             try:
                 self.pipelines.costs(samples)

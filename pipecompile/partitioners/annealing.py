@@ -52,7 +52,7 @@ _NEXT = 0.7
 def annealed_cuts(
     objective: StepObjective, starts: Sequence[Sequence[int]], ranges: StageRanges | None, moves: int, most: int
 ) -> dict[tuple[int, ...], Score]:
-    """Return the `most` shortest cuts that so many moves from legal cuts visit, with their estimates; these cuts alone if
+    """Return the `most` shortest cuts that `moves` moves from legal cuts visit, with their estimates; these cuts alone if
     the least estimate is 0 or infinite. Rounds begin at the first of them, and at the best so far.
 
     Rounds without a walk see a smoother estimate, which is too low: they lead to cuts that the others do not reach.

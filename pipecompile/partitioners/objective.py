@@ -56,7 +56,7 @@ def bottleneck(clusters: Clusters, machine: Machine, assignment: Sequence[int]) 
 
 
 def fits(memory: float, limit: float) -> bool:
-    """Return whether so many bytes are within the limit, up to rounding."""
+    """Return whether `memory` bytes are within the limit, up to rounding."""
     return memory <= limit * (1 + TOLERANCE)
 
 

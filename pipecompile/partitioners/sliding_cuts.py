@@ -73,7 +73,7 @@ class _Sliding:
     seconds: float = 0.0
 
     def cut_after(self, evaluations: int) -> list[int]:
-        """Return the cut after slides that shorten the step, of which at most so many are tried."""
+        """Return the cut after slides that shorten the step, of which at most `evaluations` are tried."""
         self.seconds = self.objective.score(self.cut)[0]
         ends = self._ends()
         stride = max(1, len(self.order) // _POSITIONS)

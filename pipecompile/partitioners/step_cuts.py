@@ -92,7 +92,7 @@ def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRange
 
 
 def _filled(objective: StepObjective, cut: list[int], ranges: StageRanges | None, used: int) -> list[int]:
-    """Return the cut with so many stages in use: a part of another stage goes to an empty one, where that lengthens the step least."""
+    """Return the cut with `used` stages in use: a part of another stage goes to an empty one, where that lengthens the step least."""
     while len(set(cut)) < used:
         sizes = Counter(cut)
         divisible = [stage for stage, size in sizes.items() if size > 1]

@@ -183,7 +183,7 @@ def step_lower_bound(
     copies: int = 1,
 ) -> float:
     """Return the seconds that every cut needs at least for a step of `microbatches` micro-batches, under every schedule that runs
-    F before B, with so many copies of each stage.
+    F before B, with `copies` copies of each stage.
 
     `is_split`: backwards are divided in I and W, so that what waits for a backward need not wait for all of it. `without_gradient`
     are the nodes whose values have none, so that nothing flows back.

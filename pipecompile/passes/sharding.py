@@ -135,7 +135,7 @@ class _Residence:
         self.kept = {(stage, *pair) for stage, places in uses.items() for pair in pairwise(places)}
 
     def free(self, n_begun: int) -> bool:
-        """Free, in the block of the last of so many actions of the new row, the idle stage that is used last. If there is none, come
+        """Free, in the block of the last of `n_begun` actions of the new row, the idle stage that is used last. If there is none, come
         less early. Return whether anything has changed.
         """
         places = [block for _, block in self.actions(is_trained=True)]

@@ -89,7 +89,7 @@ class Streams(Protocol):
         """Return a function after which the memory of a tensor, once free, is reused when the compute of a device is over."""
 
     def allocator(self, index: int) -> Callable[[int], torch.Tensor]:
-        """Return a function that allocates so many bytes of a device, in memory of its compute, whatever stream is current."""
+        """Return a function that allocates a number of bytes on a device, in memory of its compute, whatever stream is current."""
 
 
 def launched(
@@ -132,7 +132,7 @@ def released_to(device: torch.device) -> Callable[[torch.Tensor], None]:
 
 
 def allocated(nbytes: int, stream: Any) -> torch.Tensor:
-    """Return so many bytes on the device of a stream, in memory that is reused in the order of that stream."""
+    """Return `nbytes` bytes on the device of a stream, in memory that is reused in the order of that stream."""
     with OnStreams(stream):
         return torch.empty(nbytes, dtype=torch.uint8, device=stream.device)
 

@@ -42,7 +42,7 @@ def _array(row: Sequence[Action]) -> Ints:
 
 @dataclass(slots=True)
 class ArrayRun:
-    """The run of so many repetitions. Per task, row after row from `starts` on: its (stage, kind, micro-batch) in `tasks`, its
+    """A run of repetitions of a period. Per task, row after row from `starts` on: its (stage, kind, micro-batch) in `tasks`, its
     `repetition` (-1 in the prologue), `seconds`, and `end` in seconds. Per message: `arrival` in seconds. `needs` and `sends` have the
     messages of each task, shape (tasks, most of a task); the last message stands for none.
     """

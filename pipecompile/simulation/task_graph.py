@@ -29,7 +29,7 @@ class Anchor(IntEnum):
 
 
 Change = tuple[tuple[tuple[Anchor, int], ...], float]
-"""((anchor, index of its task or message), ...), bytes: at the latest of these events a device holds so many bytes more."""
+"""((anchor, index of its task or message), ...), bytes: at the latest of these events a device holds these bytes more."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ __all__ = [
 
 FEW = 1000
 """Count of stages or micro-batches up to which a text may have fewer items than its header says, and is read all the same:
-its verifier reports what is missing. Work that is linear in so many takes milliseconds."""
+its verifier reports what is missing. Work that is linear in this count takes milliseconds."""
 
 
 LARGEST = 1e100

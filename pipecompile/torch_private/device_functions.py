@@ -51,7 +51,7 @@ def device_identity(device: torch.device) -> str:
 
 
 def keep_busy(seconds: float) -> None:
-    """Launch a kernel that does nothing for about so many seconds on the current stream of the current GPU. 2.11.
+    """Launch a kernel that does nothing for about `seconds` seconds on the current stream of the current GPU. 2.11.
 
     Accelerators other than CUDA's have no such kernel: there nothing is launched.
     """

@@ -65,7 +65,7 @@ class ReachableCode:
 def reachable(model: nn.Module, most: int | None = None) -> ReachableCode:
     """Return the methods of the model's classes, the functions that they name, and so on, transitively.
 
-    Code of torch, of its libraries and of Python's standard library is left out. With `most`, return so many functions, the nearest first.
+    Code of torch, of its libraries and of Python's standard library is left out. With `most`, return at most `most` functions, the nearest first.
     """
     roots = [value for module in model.modules() for value in (type(module), *_attributes(module))]
     kept = _kept.get() if most is None else None

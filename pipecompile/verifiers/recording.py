@@ -32,11 +32,11 @@ from pipecompile.verifiers.first_difference import first_difference
 __all__ = ["Verdict", "verify_recording"]
 
 _REPEAT, _RANDOM = 4, 100
-"""A recording may be so many times as far from an eager run as a second eager run is: if roundings explain the distance of these
+"""Ratios up to which a recording may be further from an eager run than a second eager run is: if roundings explain the distance of these
 two, and if not, because both draw from a source that no seed repeats."""
 
 _ROUNDINGS, _MOST_ROUNDINGS = 8, 1000
-"""A recording may differ by so many roundings of a value's largest number: without a word, because sums come in other orders with several
+"""Roundings of a value's largest number by which a recording may differ: without a word, because sums come in other orders with several
 threads and on a GPU; and with a warning, because a model may take another way while it is recorded (an attention mask of ones)."""
 
 _FURTHEST = 1e-3
@@ -156,7 +156,7 @@ def _is_right_without_fast_path(call: CheckedCall, start: RandomStates, recorded
 def _differences(
     eager: Observation, recorded: Observation, noise: Mapping[str, float], roundings: int
 ) -> Iterator[_Difference]:
-    """Yield the values that differ by more than the noise and so many roundings."""
+    """Yield the values that differ by more than the noise and `roundings` roundings."""
     if eager.structure != recorded.structure and recorded.structure != _rebuilt(eager.structure):
         yield _Difference("the output", f"has the structure {recorded.structure} instead of {eager.structure}")
         return

@@ -79,7 +79,7 @@ class _Numbers:
         return Action(stage, LETTERS[kind], *parts)
 
     def step(self, kind: Kind, need: Kind, stages: int = 0, slices: int = 0) -> int:
-        """Return the distance from an action to the action of kind `need`, so many stages and slices later."""
+        """Return the distance from an action to the action of kind `need`, `stages` stages and `slices` slices later."""
         return N_KINDS * (self.n_units * stages + slices) + LETTERS.index(need) - LETTERS.index(kind)
 
     def slice_steps(self, place: int, kind: Kind, kinds: Collection[Kind]) -> tuple[int, ...]:

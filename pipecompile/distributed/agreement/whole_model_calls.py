@@ -24,7 +24,7 @@ __all__ = ["parts_of_model", "refuse_optimizer"]
 
 
 def parts_of_model(parameters: Iterator[nn.Parameter], n_ranks: int) -> Iterator[nn.Parameter]:
-    """Yield the parameters of one of so many ranks; to an optimizer, for a rank that has none, a group without parameters.
+    """Yield the parameters of one of `n_ranks` ranks; to an optimizer, for a rank that has none, a group without parameters.
 
     Raise InputError in a function that has to have those of all.
     """
@@ -52,7 +52,7 @@ def _refuse(reader: FrameType, n_ranks: int) -> None:
 
 
 def refuse_optimizer(optimizer: torch.optim.Optimizer, n_ranks: int) -> None:
-    """Raise InputError for an optimizer that has parameters of one of so many ranks, and needs those of all."""
+    """Raise InputError for an optimizer that has parameters of one of `n_ranks` ranks, and needs those of all."""
     if n_ranks > 1 and isinstance(optimizer, torch.optim.LBFGS):
         raise InputError(
             "torch.optim.LBFGS is given the parameters of a pipeline",

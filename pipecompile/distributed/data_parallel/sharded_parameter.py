@@ -123,7 +123,7 @@ class ShardedParameter:
             self.memory = None
 
     def is_even(self, size: int) -> bool:
-        """Return whether the shards of so many ranks, one behind the other, are the whole parameter."""
+        """Return whether the shards of `size` ranks, one behind the other, are the whole parameter."""
         is_dense = self.stride == torch.empty(self.shape, device="meta").stride()
         return len(self.shape) > 0 and is_dense and self.width * size == math.prod(self.shape)
 

@@ -88,7 +88,7 @@ def at_handling(noting: Noting) -> None:
 
 
 def await_report(check: Callable[[], None], seconds: float, pause: float = POLL) -> None:
-    """Call `check` for so many seconds, with pauses of so many, since other ranks may know more. It raises what they report."""
+    """Call `check` for `seconds` seconds, with pauses of `pause` seconds, since other ranks may know more. It raises what they report."""
     end = monotonic() + seconds
     while monotonic() < end:
         check()

@@ -31,7 +31,7 @@ class Interrupts:
                 signal.set_wakeup_fd(before)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for Ctrl-C that Python will raise as KeyboardInterrupt, at most so many seconds. Return whether it came."""
+        """Wait for Ctrl-C that Python will raise as KeyboardInterrupt, at most `seconds` seconds. Return whether it came."""
         readable, _, _ = select([self._reading], [], [], seconds)
         came = os.read(self._reading, 4096) if readable else b""
         return signal.SIGINT in came and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -104,6 +104,6 @@ def list_down_sets(
 
 
 def _least_stages(seconds: Floats, target: float) -> Ints:
-    """Return how many stages within the target so much work needs."""
+    """Return how many stages within the target the work of `seconds` needs."""
     least: Ints = np.ceil(np.maximum(seconds, 0.0) / target - TOLERANCE).astype(np.int64)
     return least

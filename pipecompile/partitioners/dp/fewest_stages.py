@@ -32,7 +32,7 @@ class FewestStages:
     """Decides whether a number of stages is enough for a target.
 
     `loose` are the seconds of work that any stage can do. Without `sheds` no side branch is shed and relays send to all: then paths
-    are cuts. With `multicast` a sender pays for each tensor once. With `most_labels`, down-sets keep so many labels at most, and paths
+    are cuts. With `multicast` a sender pays for each tensor once. With `most_labels`, down-sets keep at most `most_labels` labels, and paths
     are missed. `is_complete` tells whether the last search for labels came to its end.
     """
 

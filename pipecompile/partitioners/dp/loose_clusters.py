@@ -53,7 +53,7 @@ class LooseClusters:
 
 
 def set_aside(clusters: Clusters, most: float) -> LooseClusters:
-    """Return the clusters without the components of at most so many seconds; the component with the most work is kept."""
+    """Return the clusters without the components of at most `most` seconds; the component with the most work is kept."""
     graph = nx.Graph(clusters.arcs)
     graph.add_nodes_from(range(len(clusters)))
     graph.add_edges_from((flow.source, consumer) for flow in clusters.flows for consumer in flow.consumers)

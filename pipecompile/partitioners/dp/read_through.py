@@ -47,7 +47,7 @@ class ReadThrough:
 
 
 def read_through(branches: JoinedBranches, most: float) -> ReadThrough:
-    """Return the branches without clusters that are read through, of which each takes at most so many seconds with all before it."""
+    """Return the branches without clusters that are read through, of which each takes at most `most` seconds with all before it."""
     clusters = branches.clusters
     is_main = main_clusters(clusters)
     readers = _readers(clusters, is_main, _candidates(clusters, is_main, most))
@@ -63,7 +63,7 @@ def read_through(branches: JoinedBranches, most: float) -> ReadThrough:
 
 
 def _candidates(clusters: Clusters, is_main: NDArray[np.bool_], most: float) -> list[int]:
-    """Return the clusters off the main path of which no tensor is less than all that they read, and that take at most so many seconds with
+    """Return the clusters off the main path of which no tensor is less than all that they read, and that take at most `most` seconds with
     all before them.
     """
     n = len(clusters)

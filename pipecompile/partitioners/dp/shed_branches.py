@@ -33,7 +33,7 @@ def shed_parts(
 
 
 def _smallest_enough(parts: Sequence[BranchPart], seconds: float) -> BranchPart:
-    """Return the part of least gain among those that gain so much; the one of most gain if none does."""
+    """Return the part of least gain among those that gain at least `seconds`; the one of most gain if none does."""
     enough = [part for part in parts if part.gain >= seconds]
     return min(enough, key=lambda part: part.gain) if enough else max(parts, key=lambda part: part.gain)
 

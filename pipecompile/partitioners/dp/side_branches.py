@@ -62,7 +62,7 @@ class JoinedBranches:
 
 
 def join_side_branches(clusters: Clusters, speed: float, most: float = inf) -> JoinedBranches:
-    """Return the clusters with each side branch of at most so many seconds joined with its consumer. O(clusters^2) bytes."""
+    """Return the clusters with each side branch of at most `most` seconds joined with its consumer. O(clusters^2) bytes."""
     branches = _Branches(clusters, speed, most)
     joined = merge(clusters, [(v, consumer) for v, consumer in branches.consumer_of.items()])
     relief = np.zeros(len(joined))

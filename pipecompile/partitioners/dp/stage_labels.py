@@ -52,7 +52,7 @@ class StageLabels:
         return StageLabels(self.n_stages[rows], self.debt[rows], self.copies[rows], self.rest[rows])
 
     def longer(self, length: int) -> StageLabels:
-        """Return the labels with room for so many."""
+        """Return the labels with room for `length` rows."""
         more = length - len(self)
         copies = np.pad(self.copies, ((0, more), (0, 0)))
         return StageLabels(
@@ -105,7 +105,7 @@ class LabelTable:
 
 
 def undominated(labels: StageLabels, most: int | None = None) -> Ints:
-    """Return the rows that no other row dominates, of equal ones the first; with `most`, so many of the best at most. What dominates a
+    """Return the rows that no other row dominates, of equal ones the first; with `most`, at most `most` of the best. What dominates a
     row comes before it in the order of sums.
     """
     order = np.lexsort((labels.copies.sum(axis=1), labels.debt, labels.n_stages))

@@ -33,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 Allocate = Callable[[int], torch.Tensor]
-"""Returns so many bytes of a device, in memory of its compute."""
+"""From a number of bytes to a tensor of them on a device, in memory of its compute."""
 
 
 def resident_storages(stage: nn.Module) -> frozenset[int]:

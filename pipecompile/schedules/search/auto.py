@@ -97,7 +97,7 @@ def auto_schedule(
     `memory_limit` (bytes, as `simulate` counts them) or `in_flight` (micro-batches) bounds every device: one number, or one per
     device. `checkpoint` chooses the recomputed stages: "never", "always", a flag per stage, or "auto", which recomputes where
     memory requires it. `split=False` keeps backwards whole. `effort` multiplies the time of the search, in units of some seconds
-    for 16 devices and 64 micro-batches. `time_limit` or Ctrl-C ends the search, the former after so many seconds, with the best
+    for 16 devices and 64 micro-batches. `time_limit` or Ctrl-C ends the search, the former after its seconds, with the best
     schedule so far. `costs` are those of `simulate`. Actions never overlap, and nothing is offloaded: schedules of the catalogue
     that do so are not compared.
 

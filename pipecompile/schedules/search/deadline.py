@@ -35,7 +35,7 @@ class Deadline:
         self.longest, self.noted = max(self.longest, now - self.noted), now
 
     def allows(self, share: float, steps: float = 1.0) -> bool:
-        """Return whether so many steps, each like the longest, end within this share of the time."""
+        """Return whether `steps` steps, each like the longest, end within this share of the time."""
         return perf_counter() + steps * self.longest <= self.start + share * self.seconds
 
     def interrupt(self) -> None:

@@ -26,7 +26,7 @@ BUILD_SECONDS = 1e-4
 """Deterministic seconds that each action of a model is charged for building and loading it."""
 
 _CLOCK_SECONDS, _CLOCK_RATE = 1.0, 10.0
-"""A run ends on the clock after so many seconds and so many times its deterministic time. Most take 1 to 6 times of it; under tight memory
+"""Seconds, and ratio to the deterministic time, whose sum ends a run on the clock. Most runs take 1 to 6 times the deterministic time; under tight memory
 some propagation takes minutes of which CP-SAT counts nothing.
 """
 

@@ -37,7 +37,7 @@ class ModuloSchedule:
         return max(end for _, _, _, end in self.actions)
 
     def schedule(self, workload: Workload, n_microbatches: int) -> Schedule:
-        """Return the schedule of so many micro-batches: on each device, the actions by their start."""
+        """Return the schedule of `n_microbatches` micro-batches: on each device, the actions by their start."""
         rows: list[list[tuple[float, float, int, Action]]] = [[] for _ in range(workload.n_devices)]
         for order, (kind, s, start, end) in enumerate(self.actions):
             row = rows[workload.placement[s]]

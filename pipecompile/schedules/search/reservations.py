@@ -23,7 +23,7 @@ class Reservations:
         self.intervals: list[list[tuple[float, float]]] = [[] for _ in range(n_devices)]
 
     def reserve(self, device: int, earliest: float, seconds: float) -> float | None:
-        """Reserve `seconds` from the first free time at or after `earliest`, and return it; None if no period has so much room."""
+        """Reserve `seconds` from the first free time at or after `earliest`, and return it; None if no period has room for them."""
         if seconds <= 0:
             return earliest
         if seconds > self.period + self.tolerance:

@@ -125,7 +125,7 @@ def places_of(*roots: Any, most: int | None = None, deep: bool = False) -> list[
     """Return every container reachable from the roots, each once; of a model, also from the hooks of all modules.
 
     Functions are followed only if they are roots or hooks. An object that other threads may change is left out, unless it is a root.
-    With `most`, return so many containers, the nearest first, and none with more than so many items. With `deep`, return also what is in
+    With `most`, return at most `most` containers, the nearest first, and none with more than `most` items. With `deep`, return also what is in
     tuples, slots and closures of functions that are attributes, and arrays: to restore it, for no node can write there.
     """
     places, named, paths = dict[int, Place](), dict[int, Place](), dict[int, str]()

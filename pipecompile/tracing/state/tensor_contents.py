@@ -25,7 +25,7 @@ def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[list[torc
     random states of GPUs.
 
     Buffers and plain tensors are copied at once, a parameter before the first kernel that writes to it. `p.data = values` gives a
-    tensor other memory, and is undone as well. With `most`, only the tensors in so many of the nearest containers are restored, and
+    tensor other memory, and is undone as well. With `most`, only the tensors in the `most` nearest containers are restored, and
     each is copied before the first kernel that writes to it; after the block, the list then has those that had changed.
     """
     held = tensors_of(*roots, most=most)
