@@ -76,7 +76,7 @@ class RankModule(Pipeline):
 
     @property
     def copies(self) -> PipelineCopies:
-        """The copies of the pipeline: which are left, and which were lost."""
+        """The copies of the pipeline: numbers of those `left` and `lost`, the `number` of this one, `ranks` and process `group` of those left."""
         return PipelineCopies.of(self._ranks)
 
     def _of_model(self, name: str, value: Any) -> Any:

@@ -233,7 +233,7 @@ class WarningsOnce:
         )
 
     def normalised(self, layers: int) -> None:
-        """Warn that BatchNorm layers, `layers` in number, update their running statistics at every micro-batch."""
+        """Warn that the `layers` BatchNorm layers update their running statistics at every micro-batch."""
         if layers:
             subject = "a BatchNorm layer updates its" if layers == 1 else f"{layers} BatchNorm layers update their"
             self._once(
