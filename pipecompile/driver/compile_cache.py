@@ -36,6 +36,7 @@ from pipecompile.graph.cross_sample import has_batch_norm
 from pipecompile.options import Options
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
 from pipecompile.tracing.state.random_states import random_states_restored, sources_beside
+from pipecompile.tracing.state.tensor_attributes import warn_of_inputs
 
 __all__ = ["CompileCache"]
 
@@ -234,6 +235,8 @@ class CompileCache:
         """Compile for a request and keep the result. The least recently used specialization goes if there are too many."""
         whole = request.batch.whole
         is_cut = len(request.batch.sizes) > 1 and not request.batch.is_listed
+        if is_cut:
+            warn_of_inputs(whole, self.model)
         if is_cut and not all(tensor.is_floating_point() for tensor in whole.tensors):
             self.context.warnings.offsets(offset_names(whole.names, whole.leaves, whole.dims, whole.samples))
         with unwatched(), random_states_restored(sources_beside(whole.leaves)):  # an import may draw

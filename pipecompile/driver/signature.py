@@ -15,12 +15,13 @@ from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import InputError
 from pipecompile.torch_private.modules import children_of
 from pipecompile.tracing.ambient_modes import INFERENCE_MODE, LAYOUTS, autocast_kinds
+from pipecompile.tracing.fakes.fake_tensors import user_attributes
 
 __all__ = ["Signature", "is_served", "signature_of", "signatures_of"]
 
 Signature = tuple[Any, ...]
-"""Structure of the inputs, modes of all modules, autocast, the default dtype, then per input leaf its shape without the batch and
-its dtype, or its plain value. The last entry has what few models ask for: whether inference mode is on, and the layouts of the
+"""Structure of the inputs, modes of all modules, autocast, the default dtype, then per input leaf its shape without the batch,
+its dtype, class and the names set on it, or its plain value. The last entry has what few models ask for: whether inference mode is on, and the layouts of the
 inputs.
 """
 
@@ -88,7 +89,7 @@ def _shape_without(shape: torch.Size, dim: Any) -> tuple[int | None, ...]:
 
 def _leaf_signature(leaf: Any, dim: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return _shape_without(leaf.shape, dim), leaf.dtype, leaf.requires_grad
+        return _shape_without(leaf.shape, dim), leaf.dtype, leaf.requires_grad, type(leaf), *user_attributes(leaf)
     if hasattr(leaf, "__array__") and getattr(leaf, "ndim", False):
         raise InputError(
             f"an input is a {type(leaf).__module__}.{type(leaf).__name__}",

@@ -232,7 +232,7 @@ class Recorder(CallRecorder):
         """Run the model on fake inputs and return the graph of the run. Raise TraceError."""
         check_keywords(inputs.kwargs, "PC109")
         self.values.replace_by_fakes(self.model)
-        warn_of_inputs(inputs, self.reach.functions)
+        warn_of_inputs(inputs, self.model)
         self.generators = KnownGenerators((*held_values(places_of(self.model)), *self.reach.objects, *inputs.leaves))
         self.module_snapshots = ModuleSnapshots(self.model)
         self.leftovers = RecordingLeftovers(self.model, self.values.is_fake_of)

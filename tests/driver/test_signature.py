@@ -17,6 +17,10 @@ from pipecompile.driver.signature import Signature, signature_of, training_modes
 from pipecompile.errors import InputError
 
 
+class OfAClass(torch.Tensor):
+    """A tensor on whose class a forward may branch."""
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +52,7 @@ def test_sizes_of_the_batch_do_not_count() -> None:
         {"args": (torch.zeros(4, 3, 1),)},
         {"args": (X.double(),)},
         {"args": (X.clone().requires_grad_(),)},
+        {"args": (X.as_subclass(OfAClass),)},
         {"args": (X, 1)},
         {"args": ((X, X),)},
         {"kwargs": {"x": X}},

@@ -3,6 +3,7 @@
 of a class       what the functions name, and special methods that ran: `x * h` and `x[0]` name neither `__mul__` nor `__getitem__`
 of a tensor      what was set on it, as `weight.scale = 2.0`, under a name or text that the functions have
 of a function    the same: `forward.calls`
+of a module      what the functions name, wherever the module is held: `self.settings.scale`
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Mapping
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -70,14 +71,23 @@ class NamedAttributes:
         self.note_set(user_attributes(tensor), label, place)
 
     def note_set(self, own: dict[str, Any], label: str, place: Place) -> None:
-        """Note the attributes that were set on a tensor or function."""
+        """Note the attributes that were set on a tensor, function or module."""
         if own:
             self._set[id(own)] = own, label, place
+
+    def note_scope(self, scope: type | ModuleType, place: Place) -> None:
+        """Note a class or a module of the user's."""
+        if isinstance(scope, type):
+            self.note_class(scope, place)
+        elif scope.__name__.partition(".")[0] not in WITH_TORCH:
+            self.note_set(vars(scope), scope.__name__, place)
 
     def note_class(self, cls: type, place: Place) -> None:
         """Note a class of the user's and its bases."""
         for base in cls.__mro__:
             if is_users_class(base) and base not in self._classes:
+                self._walk.state.add_row(_bases, base)
+                self._walk.state.add(f"bases of {self._walk.title(base, base.__qualname__)}", base.__bases__, place)
                 self._classes[base], self._special[base] = place, _special_methods(base)
                 self._walk.state.sized.append(vars(base))
                 names = ", ".join(sorted(self._special[base]))
@@ -102,6 +112,10 @@ class NamedAttributes:
                 is_unused = name in self._special[cls] and not self._walk.has_run(vars(cls)[name])
                 if not is_unused and class_attribute(cls, name) is not None:
                     self.add(cls, name, place)
+
+
+def _bases(cls: type) -> tuple[type, ...]:
+    return cls.__bases__
 
 
 def _special_methods(cls: type) -> frozenset[str]:

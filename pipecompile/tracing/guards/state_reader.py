@@ -157,8 +157,7 @@ class StateReader:
             self.later(value.get(ABSENT), f"{label}.get()", place)
         elif isinstance(value, (type, ModuleType)):
             add(label, value, place)
-            if isinstance(value, type):
-                self.named.note_class(value, place)
+            self.named.note_scope(value, place)
         elif wrapped := getattr(type(value), "__wrapped__", None) or (_is_cache(value) and value.__wrapped__):
             add(label, value, place)
             self.later(wrapped, label, place)
@@ -211,6 +210,8 @@ class StateReader:
                 if not self.is_lifted(path, cell.cell_contents):
                     self.state.add_row(_content_of_cell, cell)
                 self.later(cell.cell_contents, path, (code, variable), Holder(cell, "cell_contents"))
+                if isinstance(cell.cell_contents, ModuleType):
+                    self._add_module(cell.cell_contents, attribute_names(code), (code, variable))
         self.named.note_code(code)
         self.named.note_set(vars(function), name, place)
         self._add_globals(function, attribute_names(code))

@@ -12,6 +12,7 @@ from pipecompile.batching.call_inputs import FlatInputs
 from pipecompile.errors import RecordingWarning
 from pipecompile.tracing.fakes.fake_tensors import Twins, user_attributes
 from pipecompile.tracing.loaded_names import attribute_names
+from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.leftover_state import StateChange
 from pipecompile.tracing.state.snapshot import Place
 from pipecompile.tracing.user_source import warn
@@ -33,11 +34,13 @@ def attribute_changes(model: nn.Module, twins: Twins, functions: Iterable[Functi
     return changes
 
 
-def warn_of_inputs(inputs: FlatInputs, functions: Iterable[FunctionType]) -> None:
-    """Warn of inputs with attributes that the functions name: micro-batches are other tensors, without these attributes."""
-    names = _named_by(functions)
-    for name, leaf in zip(inputs.names, inputs.leaves, strict=True):
-        if isinstance(leaf, torch.Tensor) and (read := sorted(names & user_attributes(leaf).keys())):
+def warn_of_inputs(inputs: FlatInputs, model: nn.Module) -> None:
+    """Warn of inputs with attributes that the code of a model names: micro-batches are other tensors, without these attributes."""
+    pairs = zip(inputs.names, inputs.leaves, strict=True)
+    marked = [(name, own) for name, leaf in pairs if isinstance(leaf, torch.Tensor) and (own := user_attributes(leaf))]
+    names = _named_by(reachable(model).functions) if marked else frozenset()
+    for name, own in marked:
+        if read := sorted(names & own.keys()):
             what = f"input {name} has {', '.join(read)} set on it, which its micro-batches do not have: pass what the forward reads as an argument"
             warn(what, RecordingWarning)
 

@@ -116,3 +116,44 @@ def test_an_import_between_steps_is_no_change_of_the_model(monkeypatch: pytest.M
         pipe.step(x, target=x)
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     assert pipe.explain().traces == 1
+
+
+class Rescaled:
+    def scale(self) -> float:
+        return 3.0
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["in an attribute", "in a closure"])
+def test_modules_of_the_user_count_wherever_they_are_held(held: bool) -> None:
+    settings = types.ModuleType("settings")
+    vars(settings).update(scale=2.0, function=torch.tanh)
+
+    class Scales(nn.Linear):
+        settings: types.ModuleType | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            read = self.settings if held else settings
+            return read.function(super().forward(x)) * read.scale
+
+    model, x = Scales(4, 4), torch.randn(4, 4)
+    model.settings = settings if held else None
+    pipe = pc.compile(model, 1, example_args=(x,), n_microbatches=1, cost="analytic")
+    for change in ({}, {"scale": 3.0}, {"function": torch.relu}):
+        vars(settings).update(change)
+        assert torch.equal(pipe(x), model(x)), change
+
+
+def test_bases_of_a_class_count() -> None:
+    class Plain(nn.Linear):
+        def scale(self) -> float:
+            return 2.0
+
+    class Scales(Plain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.scale()
+
+    model, x = Scales(4, 4), torch.randn(4, 4)
+    pipe = pc.compile(model, 1, example_args=(x,), n_microbatches=1, cost="analytic")
+    assert torch.equal(pipe(x), model(x))
+    Scales.__bases__ = (Rescaled, Plain)
+    assert torch.equal(pipe(x), model(x))

@@ -77,3 +77,16 @@ def test_what_is_set_on_an_input_is_not_in_its_micro_batches():
 
     with pytest.warns(pc.RecordingWarning, match="input x has scale set on it"):
         trace(Scaled(), x)
+
+
+def test_what_is_set_on_the_input_of_a_later_call_is_not_in_its_micro_batches():
+    class Scaled(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * getattr(x, "scale", 1.0)
+
+    x = torch.ones(4, 4)
+    pipe = pc.compile(Scaled(nn.Linear(4, 4), nn.Linear(4, 4)), 2, example_args=(x,), n_microbatches=2, cost="analytic")
+    pipe(x)
+    x.scale = 2.0
+    with pytest.warns(pc.RecordingWarning, match="input x has scale set on it"):
+        pipe(x)
