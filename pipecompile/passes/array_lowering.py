@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.ir import Instruction, Kind, Op, Operand, Route, Schedule, Value
+from pipecompile.ir import SHARDING, Instruction, Kind, Op, Operand, Route, Schedule, Value
 from pipecompile.ir.action import Action
 from pipecompile.ir.instruction_rows import InstructionTable, later_instruction
 from pipecompile.ir.periodic import PeriodicSchedule
@@ -28,40 +28,46 @@ Ints = NDArray[np.int64]
 Row = tuple[Ints, Ints]
 """The templates and the micro-batches of a row."""
 
-BY_ARRAYS = frozenset((Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE))
+BY_ARRAYS = frozenset(Kind) - {*SHARDING}
 """The kinds of actions that are lowered by arrays."""
+
+_VARIANTS = {Kind.RECOMPUTE: 1, Kind.OFFLOAD: 2, Kind.RELOAD: 2}
+"""The variant of a cell that has this kind: its forward saves something else. Other cells are variant 0."""
 
 
 def action_arrays(schedule: PeriodicSchedule, routes: Sequence[Route], count: int) -> ProgramArrays:
     """Return the compute instructions of a schedule with `count` repetitions."""
     rows = unrolled_actions(schedule, count)
     m = schedule.n_microbatches + schedule.step * (count - schedule.repetitions)
-    is_recomputed = np.zeros((schedule.n_stages, m), dtype=np.int64)
+    variants = np.zeros((schedule.n_stages, m), dtype=np.int64)
     for stages, kinds, microbatches in rows:
-        recomputes = kinds == KINDS[Kind.RECOMPUTE]
-        is_recomputed[stages[recomputes], microbatches[recomputes]] = 1
+        for kind, variant in _VARIANTS.items():
+            own = kinds == KINDS[kind]
+            variants[stages[own], microbatches[own]] = variant
     table = InstructionTable()
     number_of = _computes(schedule, routes, rows, table)
     return ProgramArrays(
         schedule.n_stages, m, schedule.placement, tuple(routes), table,
-        [(number_of[s, k, is_recomputed[s, own]], own) for s, k, own in rows],
+        [(number_of[s, k, variants[s, own]], own) for s, k, own in rows],
     )  # fmt: skip
 
 
 def _computes(
     schedule: PeriodicSchedule, routes: Sequence[Route], rows: Sequence[Ints], table: InstructionTable
 ) -> Ints:
-    """Return the template of each (stage, kind, whether the cell is recomputed): those of micro-batch 1 are, and of 0 are not."""
+    """Return the template of each (stage, kind, variant). Those of variant v are lowered on micro-batch v."""
     kinds = np.zeros((schedule.n_stages, len(KINDS)), dtype=bool)
     for stages, of_row, _ in rows:
         kinds[stages, of_row] = True
     small: list[list[Action]] = [[] for _ in rows]
     for stage, number in np.argwhere(kinds).tolist():
         kind = list(Kind)[number]
-        both = (1,) if kind is Kind.RECOMPUTE else (0, 1) if kinds[stage, KINDS[Kind.RECOMPUTE]] else (0,)
-        small[schedule.placement[stage]] += [Action(stage, kind, m) for m in both]
-    one = Schedule(schedule.n_stages, 2, schedule.placement, tuple(map(tuple, small)))
-    number_of = np.zeros((schedule.n_stages, len(KINDS), 2), dtype=np.int64)
+        others = {variant for other, variant in _VARIANTS.items() if kinds[stage, KINDS[other]]}
+        cells = {_VARIANTS[kind]} if kind in _VARIANTS else {0, *others}
+        small[schedule.placement[stage]] += [Action(stage, kind, m) for m in sorted(cells)]
+    n_variants = max(_VARIANTS.values()) + 1
+    one = Schedule(schedule.n_stages, n_variants, schedule.placement, tuple(map(tuple, small)))
+    number_of = np.zeros((schedule.n_stages, len(KINDS), n_variants), dtype=np.int64)
     for instruction in (i for row in lower_actions(one, routes).rows for i in row):
         action = instruction.action
         assert action is not None

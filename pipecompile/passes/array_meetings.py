@@ -1,17 +1,15 @@
-"""The order of communication by arrays: `order_meetings` without early receives, in waves.
+"""The order of communication by arrays: `order_meetings` without early receives.
 
-    wave       0      1      2          in one wave, every two devices that have come to the same message meet and go on; of every two
-    device 0   S a    R b    S c        that wait for each other, and of every other cycle once no device can go on, the oldest message
-    device 1   R a    S b    R c        is received at once
+    device 0   S a    R b    S c        two devices that have come to the same message meet and go on; of two that wait for each other, and
+    device 1   R a    S b    R c        of every other cycle once no device can go on, the oldest message is received at once
 
 A cycle of waits stays as it is while other devices go on, and each device is in one cycle at most. So the receives that move early, and
-where they move to, do not depend on the order in which devices go on. A wave is linear in devices that go on; there are about as many
-waves as messages on the longest chain.
+where they move to, do not depend on the order in which devices go on. Linear in messages, beside cycles of three devices or more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -34,14 +32,14 @@ def meeting_rows(arrays: ProgramArrays, schedule: PeriodicSchedule, count: int) 
 
     The program is that of `schedule` with `count` repetitions, in TRANSFERS.
     """
-    walk = _WaveWalk(arrays, schedule, count)
+    walk = _ArrayMeetings(arrays, schedule, count)
     if not walk.run():
         return None
     rows = [(numbers[order], own[order]) for (numbers, own), order in zip(arrays.rows, walk.orders(), strict=True)]
     return replace(arrays, rows=rows)
 
 
-class _WaveWalk:
+class _ArrayMeetings:
     """The meetings of all rows, one after the other, and the walk along them.
 
     Per meeting: `message`, `is_send`, the other device `peer`, and its place `at` in all rows. Per device: the next meeting `position`,
@@ -54,78 +52,72 @@ class _WaveWalk:
         numbers, devices = arrays.numbers, arrays.devices
         self.at = np.flatnonzero((templates.message_class[numbers] >= 0) & (templates.peer[numbers] >= 0))
         own, here = numbers[self.at], devices[self.at]
-        self.is_send, self.peer = templates.op[own] == OPS[Op.SEND], templates.peer[own]
-        source, target = np.where(self.is_send, here, self.peer), np.where(self.is_send, self.peer, here)
+        is_send, peer = templates.op[own] == OPS[Op.SEND], templates.peer[own]
+        source, target = np.where(is_send, here, peer), np.where(is_send, peer, here)
         n = len(arrays.rows)
         keys = (templates.message_class[own] * n + source) * n + target
         keys = keys * arrays.n_microbatches + arrays.microbatches[self.at]
-        _, self.message = np.unique(keys, return_inverse=True)
-        bounds = np.searchsorted(here, np.arange(n + 1))
-        self.position, self.stop = bounds[:-1].copy(), bounds[1:]
-        self.is_early = np.zeros(int(self.message.max(initial=-1)) + 1, dtype=bool)
-        self.moved: list[Ints] = []
+        messages = np.unique(keys, return_inverse=True)[1]
+        self.is_send, self.peer, self.message = is_send.tolist(), peer.tolist(), messages.tolist()
+        bounds = np.searchsorted(here, np.arange(n + 1)).tolist()
+        self.position, self.stop = bounds[:-1], bounds[1:]
+        self.is_early = [False] * (int(messages.max(initial=-1)) + 1)
+        self.moved: list[tuple[int, int]] = []
 
     def run(self) -> bool:
         """Walk to the end of all rows. Return False if devices are stuck and no cycle can be broken."""
-        while len(devices := self._going()):
-            here = self.position[devices]
-            peers = self.peer[here]
-            there = self.position[peers]
-            is_left = there < self.stop[peers]
-            there = np.where(is_left, there, here)
-            is_met = is_left & (self.message[there] == self.message[here])
-            is_pair = is_left & ~is_met & (self.peer[there] == devices)
-            self.position[devices[is_met]] += 1
-            if is_pair.any():
-                is_broken = self._break_pairs(here[is_pair], there[is_pair])
-            else:
-                is_broken = is_met.any() or self._break_cycles(devices, peers)
-            if not is_broken:
-                return False
-        return True
+        ready = list(range(len(self.stop)))
+        while ready:
+            while ready:
+                ready += self._go_on(ready.pop())
+            ready = self._break_cycles()
+        return all(self._next(device) is None for device in range(len(self.stop)))
 
-    def _going(self) -> Ints:
-        """Return the devices that have a meeting left, past receives that were moved."""
-        devices = np.flatnonzero(self.position < self.stop)
-        past = devices
-        while len(past):
-            here = self.position[past]
-            past = past[~self.is_send[here] & self.is_early[self.message[here]]]
-            self.position[past] += 1
-            past = past[self.position[past] < self.stop[past]]
-        return devices[self.position[devices] < self.stop[devices]]
+    def _next(self, device: int) -> int | None:
+        """Return the next meeting of a device, past receives that were moved; None at the end of its row."""
+        here, stop = self.position[device], self.stop[device]
+        while here < stop and not self.is_send[here] and self.is_early[self.message[here]]:
+            here += 1
+        self.position[device] = here
+        return here if here < stop else None
 
-    def _break_pairs(self, here: Ints, there: Ints) -> bool:
-        """Break the cycles of two devices that wait for each other, at these meetings; each cycle is there twice. Return whether there is
-        a message to receive in one of them.
+    def _go_on(self, device: int) -> list[int]:
+        """Let a device meet others, and break its cycles with one other, until it waits. Return the devices that may go on then."""
+        others = []
+        while (here := self._next(device)) is not None:
+            peer = self.peer[here]
+            there = self._next(peer)
+            if there is not None and self.message[there] == self.message[here]:
+                self.position[device] += 1
+                self.position[peer] += 1
+            elif there is None or self.peer[there] != device or not self._break((here, there)):
+                break
+            others.append(peer)
+        return others
+
+    def _break_cycles(self) -> list[int]:
+        """Break all cycles of waits, once no device goes on. Return the devices that can go on then."""
+        places = {device: here for device in range(len(self.stop)) if (here := self._next(device)) is not None}
+        cycles = list(_cycles({device: self.peer[here] for device, here in places.items()}))
+        return [device for cycle in cycles for device in self._break([places[device] for device in cycle])]
+
+    def _break(self, cycle: Sequence[int]) -> list[int]:
+        """Receive the oldest message that is sent in a cycle of meetings at once, where its receiver is. Return its sender, which goes on; an
+        empty list if no message is sent.
         """
-        ages = [
-            np.where(self.is_send[each], self.ages[self.message[each]], len(self.is_early)) for each in (here, there)
-        ]
-        sends = here[ages[0] < ages[1]]
-        self._receive_early(sends)
-        return bool(len(sends))
-
-    def _break_cycles(self, devices: Ints, peers: Ints) -> bool:
-        """Receive the oldest message of every cycle of waits. Return whether there was a cycle."""
-        awaited = dict(zip(devices.tolist(), peers.tolist(), strict=True))
-        oldest = []
-        for cycle in _cycles(awaited):
-            here = self.position[cycle]
-            sends = here[self.is_send[here]]
-            oldest += [sends[np.argmin(self.ages[self.message[sends]])]] if len(sends) else []
-        self._receive_early(np.array(oldest, dtype=np.int64))
-        return bool(oldest)
-
-    def _receive_early(self, sends: Ints) -> None:
-        """Receive messages at once, where their receivers are, and let their senders go on."""
-        targets, receives = self.peer[sends], self.receive[self.message[sends]]
-        self.moved.append(np.stack([self.at[self.position[targets]], self.at[receives]]))
-        self.is_early[self.message[sends]] = True
-        self.position[self.peer[receives]] += 1
+        sends = [here for here in cycle if self.is_send[here]]
+        if not sends:
+            return []
+        send = min(sends, key=lambda here: self.ages[self.message[here]])
+        message = self.message[send]
+        receive = self.receive[message]
+        self.moved.append((self.position[self.peer[send]], receive))
+        self.is_early[message] = True
+        self.position[self.peer[receive]] += 1
+        return [self.peer[receive]]
 
     @cached_property
-    def ages(self) -> Ints:
+    def ages(self) -> list[int]:
         """The place of each message in the order of sending at unit times."""
         schedule, arrays = self.schedule, self.arrays
         costs = make_costs(schedule.n_stages, schedule.n_devices, arrays.routes)
@@ -134,20 +126,21 @@ class _WaveWalk:
         sends = np.flatnonzero(self.is_send)
         order = sends[np.lexsort((sends, ends[task[sends]]))]
         ages = np.zeros(len(self.is_early), dtype=np.int64)
-        ages[self.message[order]] = np.arange(len(order))
-        return ages
+        ages[np.array(self.message)[order]] = np.arange(len(order))
+        return ages.tolist()
 
     @cached_property
-    def receive(self) -> Ints:
+    def receive(self) -> list[int]:
         """The meeting in which each message is received."""
-        receives = np.flatnonzero(~self.is_send)
-        receive = np.zeros(len(self.is_early), dtype=np.int64)
-        receive[self.message[receives]] = receives
-        return receive
+        receives = [0] * len(self.is_early)
+        for here, message in enumerate(self.message):
+            if not self.is_send[here]:
+                receives[message] = here
+        return receives
 
     def orders(self) -> Iterator[Ints]:
         """Yield, per row, the indices of its instructions in their new order."""
-        before, receives = np.concatenate([np.zeros((2, 0), dtype=np.int64), *self.moved], axis=1)
+        before, receives = self.at[np.array(self.moved, dtype=np.int64).reshape(-1, 2).T]
         n = sum(len(numbers) for numbers, _ in self.arrays.rows)
         place = np.arange(n) * 2 + 1
         place[receives] = before * 2

@@ -109,7 +109,7 @@ def _with_recompute(schedule: PeriodicSchedule, checkpoint: Checkpoint) -> Perio
     kinds = schedule.kinds
     if isinstance(checkpoint, str) and checkpoint == "never":
         return schedule if kinds <= BY_ARRAYS else None
-    if not kinds <= BY_ARRAYS - {Kind.RECOMPUTE}:
+    if not kinds <= BY_ARRAYS - {Kind.RECOMPUTE, Kind.OFFLOAD, Kind.RELOAD}:
         return None
     counts = schedule.n_stages, schedule.n_microbatches, schedule.placement
     before, period, after = (

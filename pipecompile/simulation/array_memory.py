@@ -3,6 +3,7 @@
 F + saved (or recipe, if recomputed)     R + saved, - recipe     B - saved     I - saved + weight_saved     W - weight_saved
 at its start                             start, end              end           end                          end
 
+OFFLOAD takes what its forward saved away and RELOAD brings it back, by copies that take no time.
 The first B or W of a stage adds its gradients, at its start.
 """
 
@@ -47,7 +48,8 @@ def _changes(run: ArrayRun, costs: Costs) -> tuple[NDArray[np.float64], NDArray[
     begins = np.where(is_kind[Kind.FORWARD], of_forward, np.where(is_kind[Kind.RECOMPUTE], saved, 0.0))
     ends = np.zeros(len(begins))
     for kind, size in (
-        (Kind.RECOMPUTE, -recipe), (Kind.BACKWARD, -saved), (Kind.INPUT_GRAD, kept - saved), (Kind.WEIGHT_GRAD, -kept)
+        (Kind.RECOMPUTE, -recipe), (Kind.BACKWARD, -saved), (Kind.INPUT_GRAD, kept - saved), (Kind.WEIGHT_GRAD, -kept),
+        (Kind.OFFLOAD, -saved), (Kind.RELOAD, saved),
     ):  # fmt: skip
         ends = np.where(is_kind[kind], size, ends)
     if costs.sharding is not None:

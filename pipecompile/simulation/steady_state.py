@@ -6,8 +6,8 @@
 A time is the latest of other times, each plus a constant: a max-plus linear system. If the times of as many repetitions as an
 action looks back are all those of c repetitions earlier plus T, so are the next, by induction (Baccelli et al., "Synchronization
 and Linearity", 1992, section 3.7). Links are part of it, each serves its messages in the order of one row. Hosts that launch,
-shared streams, engines per device and copies to and from the host are not: their schedules are simulated in full. The repetitions
-are walked by arrays.
+shared streams, engines per device and copies to and from the host that take time are not: their schedules are simulated in full.
+The repetitions are walked by arrays.
 """
 
 from __future__ import annotations
@@ -61,10 +61,6 @@ class SteadyState:
     timeline: Timeline | None
 
 
-_BESIDE = {Kind.OFFLOAD, *SHARDING}
-"""Kinds of what runs beside the devices, which arrays do not simulate."""
-
-
 def simulate_periodic(
     schedule: PeriodicSchedule, *, routes: Sequence[Route] | None = None, **costs: Unpack[CostOptions]
 ) -> SteadyState:
@@ -77,8 +73,7 @@ def simulate_periodic(
     verify(schedule, routes=routes)
     routes = route_sequence(routes, schedule.n_stages)
     checked = make_costs(schedule.n_stages, schedule.n_devices, routes, **costs)
-    is_beside = any(checked.launch) or checked.streams or checked.has_input_seconds or schedule.kinds & _BESIDE
-    if checked.engines is not Engines.PAIR or is_beside:
+    if _is_beside(schedule, checked):
         return _simulated(schedule, schedule.repetitions, None, routes, costs)
     arrays, count, steady = ScheduleArrays(schedule, routes, checked), min(_FEW, schedule.repetitions), None
     while True:
@@ -94,6 +89,14 @@ def simulate_periodic(
     if len(run.end) <= _MOST_SPANS:
         return _simulated(schedule, count, period, routes, costs)
     return _of_arrays(schedule, run, count, period, checked)
+
+
+def _is_beside(schedule: PeriodicSchedule, costs: Costs) -> bool:
+    """Return whether something takes time beside the devices and their links, which arrays do not simulate."""
+    kinds = schedule.kinds
+    is_copied = Kind.OFFLOAD in kinds and costs.offload
+    is_shared = costs.engines is not Engines.PAIR or costs.streams
+    return bool(any(costs.launch) or is_shared or costs.has_input_seconds or is_copied or kinds & {*SHARDING})
 
 
 def _simulated(

@@ -50,16 +50,15 @@ class Meetings:
 
     def end(self) -> bool:
         """Return whether all rows come to their ends, if two devices go on only when both have come to the same message."""
-        position, stop = self.starts[:-1].copy(), self.starts[1:]
-        devices = np.flatnonzero(position < stop)
-        while len(devices):
-            here = position[devices]
-            is_met = position[self.peer[here]] == self.partner[here]
-            if not is_met.any():
-                return False
-            position[devices[is_met]] += 1
-            devices = devices[position[devices] < stop[devices]]
-        return True
+        position, stop = self.starts[:-1].tolist(), self.starts[1:].tolist()
+        peers, partners, ready = self.peer.tolist(), self.partner.tolist(), list(range(len(stop)))
+        while ready:
+            device = ready.pop()
+            while (here := position[device]) < stop[device] and position[peers[here]] == partners[here]:
+                position[device] += 1
+                position[peers[here]] += 1
+                ready.append(peers[here])
+        return bool(position == stop)
 
     def closed(self, cut: Ints) -> Ints:
         """Return the steps of each row that are over at least, if those of `cut` are: with all that they wait for. Linear."""

@@ -21,16 +21,17 @@ Where this cannot be shown for few repetitions, all are verified.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pipecompile.ir import HOST, SHARDING, Instruction, Kind, Op, Program, Route, Schedule
+from pipecompile.ir import SHARDING, Instruction, Kind, Op, Program, Route, Schedule
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
 from pipecompile.verifiers.array_induction import is_legal_program, is_legal_schedule
 from pipecompile.verifiers.deadlock import Step
 from pipecompile.verifiers.message_models import ALL_MODELS, MessageModel
 from pipecompile.verifiers.pairing import waiting_rows
+from pipecompile.verifiers.periodic_rows import are_ordered, distance, period_arrays
 from pipecompile.verifiers.program import Level, program_faults
 from pipecompile.verifiers.schedule import schedule_faults, schedule_needs, schedule_waits
 
@@ -84,8 +85,9 @@ def periodic_program_faults(program: PeriodicProgram, models: frozenset[MessageM
     def faults_of(unrolled: Program) -> list[str]:
         return program_faults(unrolled, Level.LIVENESS, models)
 
-    apart = _distance(program)
-    if apart is None or not all(_is_ordered_row(row, program.step) for row in program.period):
+    period = period_arrays(program)
+    apart = distance(period, program.step)
+    if apart is None or not are_ordered(period, program.step):
         return faults_of(program.unrolled())
     few = max(_FEW, apart + 2)
     if is_legal_program(program, few):
@@ -185,66 +187,3 @@ def _is_later(place: int, microbatch: int, first: int, of: int, length: int, ste
     Repetition j has micro-batch `microbatch` + j step of the item and `of` + j step of the other.
     """
     return place + length * ((of - microbatch) // step) > first
-
-
-def _is_ordered_row(row: Sequence[Instruction], step: int) -> bool:
-    """Return whether a period reads and frees what it has written in this repetition or before, and reads nothing after its FREE."""
-    written: dict[object, tuple[int, int]] = {}
-    freed: dict[object, tuple[int, int]] = {}
-    for place, key, microbatch, instruction, is_write in _uses(row, step):
-        table = written if is_write else freed if instruction.op is Op.FREE else {}
-        if key in table:
-            return False
-        table[key] = place, microbatch
-    for place, key, microbatch, instruction, is_write in _uses(row, step):
-        if is_write:
-            continue
-        if key not in written or key not in freed or not _is_later(place, microbatch, *written[key], len(row), step):
-            return False
-        if instruction.op is not Op.FREE and not _is_later(*freed[key], place, microbatch, len(row), step):
-            return False
-    return True
-
-
-def _uses(row: Sequence[Instruction], step: int) -> Iterator[tuple[int, object, int, Instruction, bool]]:
-    """Yield (place, key, micro-batch, instruction, whether it writes) of each operand. A key is a value of one micro-batch of a step."""
-    for place, instruction in enumerate(row):
-        for is_write, side in ((False, instruction.reads), (True, instruction.writes)):
-            for operand in side:
-                value = operand.value
-                yield (
-                    place,
-                    (value.name, value.consumer, value.microbatch % step),
-                    value.microbatch,
-                    instruction,
-                    is_write,
-                )
-
-
-def _distance(program: PeriodicProgram) -> int | None:
-    """Return the most repetitions between a send and its receive; None if a period receives other messages, or in another order."""
-    step, lengths = program.step, [len(row) for row in program.period]
-    received: dict[object, tuple[int, int]] = {}
-    sent = defaultdict[tuple[int, int], list[tuple[object, int]]](list)
-    for device, row in enumerate(program.period):
-        for place, i in enumerate(row):
-            if i.peer is None or i.peer == HOST:
-                continue
-            value = (i.reads or i.writes)[0].value
-            message = value.name, value.consumer, value.microbatch % step
-            if i.op is Op.SEND:
-                sent[device, i.peer].append((message, value.microbatch))
-            else:
-                received[(i.peer, device), message] = place, value.microbatch
-    apart = 0
-    for link, messages in sent.items():
-        places = []
-        for key, microbatch in messages:
-            if (link, key) not in received or link[1] not in range(len(lengths)):
-                return None
-            place, of = received.pop((link, key))
-            apart = max(apart, abs(microbatch - of) // step)
-            places.append(place + lengths[link[1]] * ((microbatch - of) // step))
-        if any(b <= a for a, b in zip(places, [*places[1:], places[0] + lengths[link[1]]], strict=True)):
-            return None
-    return None if received else apart

@@ -13,7 +13,7 @@ from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
 from pipecompile.passes import lower
 from pipecompile.passes.periodic_lowering import lower_periodic, unroll
-from pipecompile.schedules.catalogue import CATALOGUE
+from pipecompile.schedules.catalogue import CATALOGUE, build_schedule
 from pipecompile.schedules.periods import build_periodic
 
 ONE_STAGE = ("1f1b", "eager-1f1b", "zb-h1", "zb-h2", "mario")
@@ -76,6 +76,13 @@ def test_its_size_is_that_of_the_period() -> None:
     assert many == few.repeated(many.repetitions)
     assert many.n_microbatches == 4_000_000
     assert repr(many) == "PeriodicProgram(n_stages=4, n_microbatches=4000000, n_devices=4, 3999997 times 1)"
+
+
+def test_offloads_do_not_need_all_micro_batches() -> None:
+    """All were simulated and lowered: so many are refused."""
+    few, many = (lower_periodic(build_periodic("po-full", 4, m, n_devices=2)) for m in (40, 4 * 10**9))
+    assert many == few.repeated(many.repetitions)
+    assert unroll(few) == lower(build_schedule("po-full", 4, 40, n_devices=2))
 
 
 def test_what_cannot_be_lowered_so_is_refused() -> None:

@@ -10,11 +10,11 @@ from pipecompile.simulation.costs import make_costs
 from pipecompile.simulation.simulator import simulate
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zbv", "mario"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zbv", "mario", "po-half"])
 @pytest.mark.parametrize("forward", [1.0, 0.0])
 def test_peaks_are_those_of_the_memory_curves(name: str, forward: float) -> None:
     """Also where actions take no time, so that several changes are at one moment."""
-    n_stages = 6 if name == "zbv" else 3
+    n_stages = 6 if name in ("zbv", "po-half") else 3
     schedule = build_periodic(name, n_stages, 24, n_devices=3)
     costs = {"saved_bytes": [3.0 + s for s in range(n_stages)], "weight_saved_bytes": 2.0, "recipe_bytes": 0.5}
     costs |= {
