@@ -105,7 +105,7 @@ def _copied(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a copy of a tensor, or of the tensors in nested containers; any other value itself."""
     if isinstance(value, torch.Tensor):
         return _copied_leaf(value, copy)
-    return tree_map_only(torch.Tensor, lambda tensor: _copied_leaf(tensor, copy), value)
+    return with_tensors(value, lambda tensor: _copied_leaf(tensor, copy))
 
 
 def _copied_leaf(value: torch.Tensor, copy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

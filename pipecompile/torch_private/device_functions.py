@@ -39,7 +39,8 @@ def end_allocations(device: torch.device, pool: Any, *, is_shared: bool) -> None
 
 def is_capturing(device: torch.device) -> bool:
     """Return whether a CUDA graph is captured on the current stream. The host cannot read the random generator of its device then."""
-    return device.type == "cuda" and torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+    is_begun = device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_begun and torch.cuda.is_current_stream_capturing()
 
 
 def device_identity(device: torch.device) -> str:
