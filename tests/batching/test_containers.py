@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 import pipecompile as pc
 from pipecompile import TraceError
-from pipecompile.batching.containers import check_rereadable, flatten_containers, shell_of, with_shells
+from pipecompile.batching.containers import check_rereadable, flatten_containers, on_device, shell_of, with_shells
 from pipecompile.tracing import trace
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024
@@ -219,3 +219,12 @@ def test_what_is_read_once_and_views_of_tensors_are_refused_by_name(make: Any, t
     with pytest.raises(pc.InputError, match=f"y is {told}"):
         check_rereadable([x, make(x)], lambda: ["x", "y"])
     check_rereadable([x, 3, "text", {"a": 1}.keys(), range(3), None], list)
+
+
+def test_tensors_in_containers_and_objects_move_and_other_values_stay() -> None:
+    moved = on_device({"a": [torch.ones(2), 3], "b": None, "c": Result(torch.ones(2))}, torch.device("meta"))
+    assert moved["a"][0].is_meta
+    assert moved["a"][1:] == [3]
+    assert moved["b"] is None
+    assert moved["c"].x.is_meta
+    assert moved["c"].note == "n"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from pipecompile.batching.containers import on_device
 from pipecompile.torch_private.device_functions import device_constructors, device_identity, requested_device, to_device
 
 pytestmark = pytest.mark.smoke
@@ -18,20 +19,13 @@ def test_a_tensor_on_the_device_is_returned_itself() -> None:
     assert to_device(x, CPU) is x
 
 
-def test_tensors_in_containers_are_moved_and_other_values_stay() -> None:
-    moved = to_device({"a": [torch.ones(2), 3], "b": None}, META)
-    assert moved["a"][0].is_meta
-    assert moved["a"][1:] == [3]
-    assert moved["b"] is None
-
-
 def test_the_host_waits_for_a_copy_to_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, torch copied from a GPU into page-locked memory, and a stage on the CPU read it before the copy was over."""
     queued: list[bool] = []
     monkeypatch.setattr(torch.Tensor, "to", lambda *_, non_blocking: queued.append(non_blocking))
     for device in (CPU, torch.device("cuda:0")):
         there = torch.ones(2, device=META)
-        to_device(there, device), to_device([there], device)
+        to_device(there, device), on_device([there], device)
     assert queued == [False, False, True, True]
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)  # the caller may write it before the copy is over
     to_device(torch.ones(2), torch.device("cuda:0"))
