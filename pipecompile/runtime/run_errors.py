@@ -72,6 +72,7 @@ def run_error(
     where = _user_line(error.__traceback__, {node.name: facts(node).source for node in graph.graph.nodes})
     where = where or raiser(error) or ("" if stage_graph is None else _line_of_forward(error, stage_graph))
     raised, why, hint = _parts(error, failure.device, peaks)
+    subject = subject.replace(f"stage {stage}", "the loss") if _loss_note(error) else subject
     what = f"{subject} of micro-batch {microbatch}: {raised}"
     if "modified by an inplace operation" in text_of(error):
         why, hint = ADVICE if has_hooks else (_IN_PLACE, _recomputed(program) + _COPY)
@@ -129,8 +130,13 @@ def _advice(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, st
             "a GPU reports an error after the launch: an earlier action of any stage on it may have caused this one",
             "CUDA_LAUNCH_BLOCKING=1 in the environment, for a step in which each launch waits",
         )
-    notes = getattr(error, "__notes__", ())
-    return next((note for note in notes if note.startswith(LOSS_NOTE)), ""), ""
+    note = _loss_note(error)
+    return note, "loss_fn on tensors of these shapes and types, without the pipeline, until it runs" if note else ""
+
+
+def _loss_note(error: BaseException) -> str:
+    """Return what the loss was called with; "" if the error is of no loss."""
+    return next((note for note in getattr(error, "__notes__", ()) if note.startswith(LOSS_NOTE)), "")
 
 
 def microbatch_of(failure: InstructionFailure, program: Program) -> int:
