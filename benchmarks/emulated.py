@@ -27,7 +27,7 @@ import transformers
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.graph import backward_split as divided
 from pipecompile.ir import Op, Program
 from pipecompile.runtime.stream_events import Place, launches
@@ -243,7 +243,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     divided.MIN_WEIGHT_FLOPS["cpu"] = 0.0
-    ProcessBackend.memories = lambda _, devices, placement: range(len(devices))  # type: ignore[assignment,method-assign,misc]  # noqa: ARG005
+    Backend.memories = lambda _, devices, placement: range(len(devices))  # type: ignore[assignment,method-assign,misc]  # noqa: ARG005
     start, rows, harms = time.perf_counter(), list[Row](), list[Harm]()
     command = f"`python benchmarks/emulated.py {' '.join(sys.argv[1:])}`, torch {torch.__version__}"
     for name, model, inputs in (each for each in models() if each[0] in options.models):

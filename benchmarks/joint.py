@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 import pipecompile as pc
 from pipecompile.costs import DEVICES, analytic_costs
 from pipecompile.costs.node_cost import NodeCost
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.parameters.tied_mirrors import Mirrors
 
 H100 = DEVICES["h100"]
@@ -110,7 +110,7 @@ class Costs:
 def compiled(case: Case, model: nn.Module, costs: Costs, n_stages: int, **options: Any) -> pc.Pipeline:
     """Return a pipeline that is only planned: its parameters stay without memory."""
     ids = torch.zeros(case.count, LENGTH, dtype=torch.long, device="meta")
-    with patch.object(ProcessBackend, "place", lambda *_: Mirrors(())):
+    with patch.object(Backend, "place", lambda *_: Mirrors(())):
         return pc.compile(
             model, n_stages, example_args=(ids,), n_microbatches=case.count, loss_fn=torch.Tensor.mean, check=False,
             devices=["cpu"] * case.n_devices, bandwidth=H100.link_bandwidth, costs=costs, **options,

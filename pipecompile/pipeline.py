@@ -12,7 +12,7 @@ from torch import nn
 
 from pipecompile.batching.call_inputs import FlatInputs, flatten
 from pipecompile.batching.microbatches import MiniBatch, weighted_loss
-from pipecompile.driver.backend import Backend, ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.driver.cache_report import Recordings
 from pipecompile.driver.call_lock import exclusive
 from pipecompile.driver.compile_cache import CompileCache
@@ -52,7 +52,7 @@ class Pipeline(ModelProxy):
 
     def __init__(self, model: nn.Module, options: Options, backend: Backend | None = None) -> None:
         super().__init__(model)
-        self._cache = CompileCache(model, options, backend or ProcessBackend())
+        self._cache = CompileCache(model, options, backend or Backend())
         self._dispatcher = Dispatcher(options.dispatch, options.devices)
         self._listed = ListedSteps(model, self._cache, self._dispatcher)
         self._last: tuple[Executable, Spans] | None = None

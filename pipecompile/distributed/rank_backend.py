@@ -33,6 +33,7 @@ from pipecompile.distributed.messages.value_transport import GlooValues, ValueTr
 from pipecompile.distributed.rank_executable import RankExecutable
 from pipecompile.distributed.stage_copies import check_loss, check_stateless
 from pipecompile.distributed.tied_copies import TiedCopies, place_on_ranks
+from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_shares import COUNTED
 from pipecompile.errors import PipecompileError
@@ -56,8 +57,8 @@ DIRECT_TYPES = {"cuda"}
 """Types of devices between which values go directly, not through the CPU."""
 
 
-class RankBackend:
-    """The `driver.backend.Backend` of one rank. `shards` and `replicas` are the rank's part in the data-parallel meshes."""
+class RankBackend(Backend):
+    """The decisions of one rank. `shards` and `replicas` are the rank's part in the data-parallel meshes."""
 
     def __init__(self, communicator: Communicator) -> None:
         ranks = communicator.ranks

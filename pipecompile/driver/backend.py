@@ -1,7 +1,7 @@
 """The backend of a pipeline: the decisions that one process and the ranks of torch.distributed take differently.
 
 The phases of a compilation are the same for both. They ask the backend where parameters live, which process plans for all, and
-what runs a program. `distributed/rank_backend.py` is the backend of ranks.
+what runs a program. `Backend` is that of one process, `distributed/rank_backend.py` has that of a rank.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -27,39 +26,44 @@ from pipecompile.runtime.executable import Executable
 from pipecompile.tracing.guards.state_guards import ReadChange
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["Backend", "ProcessBackend"]
+__all__ = ["Backend"]
 
 
-class Backend(Protocol):
-    """The decisions that differ. Every process of a pipeline has a backend of its own."""
+class Backend:
+    """The decisions of a pipeline whose devices are all in this process. A subclass takes others."""
+
+    holds_model = True
+    """Whether all parameters of the model are in this process."""
+
+    has_copies = False
+    """Whether there are several copies of the pipeline, each with its part of the batch."""
+
+    overlaps = False
+    """Whether values go between processes beside compute, on streams of their own."""
 
     @property
     def is_planner(self) -> bool:
         """Whether this process measures and cuts. Exactly one process of a pipeline does."""
+        return True
 
-    holds_model: bool
-    """Whether all parameters of the model are in this process."""
-
-    has_copies: bool
-    """Whether there are several copies of the pipeline, each with its part of the batch."""
-
-    overlaps: bool
-    """Whether values go between processes beside compute, on streams of their own."""
-
-    def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:
+    def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:  # noqa: ARG002
         """Return a context in which layers of the model can run in this process alone."""
-
-    def gather_text(self, topic: str, text: str) -> list[str]:
-        """Return the texts of all processes, in the order of their indices."""
+        return nullcontext()
 
     def united(self, names: Collection[str]) -> set[str]:
         """Return the names that any process of this pipeline gives. All of them call this."""
+        return set(names)
 
-    def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:
+    def gather_text(self, topic: str, text: str) -> list[str]:  # noqa: ARG002
+        """Return the texts of all processes, in the order of their indices."""
+        return [text]
+
+    def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:  # noqa: ARG002
         """Return the number of a recording that all processes can use, the highest one; 0 if there is none.
 
         `found` is the one that this process would use, 0 if it has none; `accepted` returns all that it could use.
         """
+        return found
 
     def agree_on_graph(
         self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()
@@ -74,73 +78,6 @@ class Backend(Protocol):
 
     def share_plan(self, planned: Planned | None) -> Planned:
         """Return the planner's plan on every process. `planned` is None on all processes but the planner."""
-
-    def place(
-        self,
-        model: nn.Module,
-        graph: TracedGraph,
-        stages: Sequence[Stage],
-        plan: Plan,
-        options: Options,
-        homes: Homes,
-    ) -> Mirrors:
-        """Move parameters and buffers to their homes. Return the mirrors of tensors that several devices use."""
-
-    def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
-        """Return the deferred BatchNorm statistics of a step over all copies of the pipeline."""
-
-    def executable(self, mirrors: Mirrors) -> Callable[..., Executable]:
-        """Return the constructor of what runs a program."""
-
-    def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
-        """Note what the loss of this process counts in the step at hand, for the shares of several copies of the pipeline.
-
-        The loss divides by no less than `floor`.
-        """
-
-    def loss_uses(self, weights: frozenset[int]) -> None:
-        """Note the ids of the parameters that the loss of the step at hand uses, as far as is known."""
-
-    def loss_values(self, weights: frozenset[int]) -> AbstractContextManager[None]:
-        """Return a context in which a loss can read the parameters with these ids, before the step runs."""
-
-    def weights_of_target(self, weights: Weights, last: int) -> Weights:
-        """Return the weights of micro-batches as pipeline device `last` has them, which runs the last stage and has the target."""
-
-    def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
-        """Make the parameters of all copies of the pipeline equal, once every parameter has values."""
-
-
-class ProcessBackend:
-    """All devices in this process."""
-
-    is_planner = holds_model = True
-    has_copies = overlaps = False
-
-    def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()
-
-    def united(self, names: Collection[str]) -> set[str]:
-        return set(names)
-
-    def gather_text(self, topic: str, text: str) -> list[str]:  # noqa: ARG002
-        return [text]
-
-    def in_common(self, found: int, accepted: Callable[[], set[int]]) -> int:  # noqa: ARG002
-        return found
-
-    def agree_on_graph(
-        self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()
-    ) -> None:
-        pass
-
-    def agree_on_error(self, error: PipecompileError) -> None:
-        pass
-
-    def used(self, recording: int) -> None:
-        pass
-
-    def share_plan(self, planned: Planned | None) -> Planned:
         assert planned is not None
         return planned
 
@@ -153,6 +90,7 @@ class ProcessBackend:
         options: Options,
         homes: Homes,
     ) -> Mirrors:
+        """Move parameters and buffers to their homes. Return the mirrors of tensors that several devices use."""
         devices = [options.devices[device] for device in plan.placement]
         memories = plan.placement if options.partitions else self.memories(devices, plan.placement)
         of_devices = defaultdict[int, float](float)
@@ -168,22 +106,29 @@ class ProcessBackend:
         return devices
 
     def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
+        """Return the deferred BatchNorm statistics of a step over all copies of the pipeline."""
         return norms
 
     def executable(self, mirrors: Mirrors) -> Callable[..., Executable]:  # noqa: ARG002
+        """Return the constructor of what runs a program."""
         return Executable
 
     def weigh(self, count: float, unit: str, floor: float = 0.0) -> None:
-        pass
+        """Note what the loss of this process counts in the step at hand, for the shares of several copies of the pipeline.
+
+        The loss divides by no less than `floor`.
+        """
 
     def loss_uses(self, weights: frozenset[int]) -> None:
-        pass
+        """Note the ids of the parameters that the loss of the step at hand uses, as far as is known."""
 
     def loss_values(self, weights: frozenset[int]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Return a context in which a loss can read the parameters with these ids, before the step runs."""
         return nullcontext()
 
     def weights_of_target(self, weights: Weights, last: int) -> Weights:  # noqa: ARG002
+        """Return the weights of micro-batches as pipeline device `last` has them, which runs the last stage and has the target."""
         return weights
 
     def values_ready(self, graph: TracedGraph, stages: Sequence[Stage], homes: Homes) -> None:
-        pass
+        """Make the parameters of all copies of the pipeline equal, once every parameter has values."""

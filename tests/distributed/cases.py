@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import pipecompile as pc
 from pipecompile.distributed.messages.clock_sync import read_clocks
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.errors import PlanError
 from pipecompile.graph import backward_split as divided
 from pipecompile.pipeline import Pipeline
@@ -47,7 +47,7 @@ from tests.support.eager import looped, off
 
 warnings.simplefilter("ignore")
 divided.MIN_WEIGHT_FLOPS["cpu"] = 0.0  # every weight is worth a W
-ProcessBackend.memories = lambda _, devices, placement: placement  # one process with a memory per device
+Backend.memories = lambda _, devices, placement: placement  # one process with a memory per device
 
 COUNT = 5
 TRAINING = compared_names()

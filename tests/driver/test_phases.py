@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.driver import backend as one_process
 from pipecompile.driver import phases
-from pipecompile.driver.backend import ProcessBackend
 from pipecompile.driver.compile_context import Decision
 from pipecompile.driver.phases import check_division, specialize
 from pipecompile.graph.colocation import note_ties
@@ -25,11 +25,15 @@ from tests.support.compilations import context_of, layers, mini_batch, options_o
 X = torch.randn(6, 4)
 
 
-class Backend(ProcessBackend):
+class Backend(one_process.Backend):
     """A backend that records its decisions. With a plan, another process is the planner."""
 
     def __init__(self, planned: Planned | None = None) -> None:
-        self.planned, self.is_planner, self.calls = planned, planned is None, list[Any]()
+        self.planned, self.calls = planned, list[Any]()
+
+    @property
+    def is_planner(self) -> bool:
+        return self.planned is None
 
     def agree_on_graph(
         self, graph: TracedGraph, n_stages: int, counts: Sequence[int], changes: Sequence[ReadChange] = ()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.driver.step_arrivals import counted_arrivals, step_arrivals
 from pipecompile.errors import InputError
 from pipecompile.ir import LOSS, TARGET
@@ -49,7 +49,7 @@ def test_weights_of_a_mean_are_those_of_the_rank_with_the_last_stage(
     monkeypatch: pytest.MonkeyPatch, loss_reduction: str
 ) -> None:
     others = [0.25, 0.75], torch.tensor([0.25, 0.75])
-    monkeypatch.setattr(ProcessBackend, "weights_of_target", lambda *_: others)
+    monkeypatch.setattr(Backend, "weights_of_target", lambda *_: others)
     pipe = prepared(loss_reduction=loss_reduction)
     assert step_arrivals(pipe._cache, *found(pipe), LABELS, None)[1] == (
         [0.25, 0.75] if loss_reduction == "mean" else [1, 1]
@@ -70,10 +70,10 @@ def test_a_target_that_requires_a_gradient_is_refused_in_training() -> None:
 
 def test_a_copy_of_the_pipeline_says_what_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[Any] = []
-    monkeypatch.setattr(ProcessBackend, "weigh", lambda _, *count: counts.append(count))
+    monkeypatch.setattr(Backend, "weigh", lambda _, *count: counts.append(count))
     pipe = prepared()
     counted_arrivals(pipe._cache, *found(pipe), LABELS)
     assert counts == []
-    monkeypatch.setattr(ProcessBackend, "has_copies", True)
+    monkeypatch.setattr(Backend, "has_copies", True)
     counted_arrivals(pipe._cache, *found(pipe), LABELS)
     assert counts == [(3.0, "what the loss counts", 0.0)]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.parameters.placement import Homes, move_model, place_stages
 from pipecompile.parameters.tied_mirrors import MirroredModule
 from tests.support.compilations import specialized
@@ -24,7 +24,7 @@ WIDTH, VOCABULARY = 8, 16
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """No two stages share memory."""
-    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
+    monkeypatch.setattr(Backend, "memories", lambda _, devices, placement: range(len(devices)))
 
 
 class Block(nn.Module):

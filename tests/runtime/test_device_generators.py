@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.graph import backward_split as divided
 from tests.runtime.test_stream_events import COUNT, outcome, piped
 from tests.support.eager import square_loss
@@ -43,7 +43,7 @@ def test_draws_are_those_of_a_loop_with_a_generator_per_device(
 ) -> None:
     """A recomputation draws what its forward drew, from the generator of its device, and gives the generator back as it was."""
     monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
-    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
+    monkeypatch.setattr(Backend, "memories", lambda _, devices, placement: range(len(devices)))
     torch.manual_seed(0)
     model, x = nn.Sequential(*(block() for _ in range(4))), torch.randn(8, 8)
     expected = eager_loop(copy.deepcopy(model), x)

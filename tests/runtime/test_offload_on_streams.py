@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pipecompile as pc
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.graph import backward_split as divided
 from pipecompile.ir import Op
 from pipecompile.passes import lower
@@ -35,7 +35,7 @@ def offloading(schedule: str, dispatch: str = "inline") -> tuple[EmulatedExecuta
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h2", "interleaved"])
 def test_any_timing_gives_what_one_thread_gives(schedule: str, dispatch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
-    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
+    monkeypatch.setattr(Backend, "memories", lambda _, devices, placement: range(len(devices)))
     made, pipe, x = offloading(schedule, dispatch)
     streams: Any = made.streams
     assert any(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.graph import backward_split as divided
 from pipecompile.ir import Action, Kind
 from pipecompile.ir.directions import placement_of
@@ -70,7 +70,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, dict[str, Any]]], float]] 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_equal_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uneven micro-batches, each schedule inline and in threads; the tied weight of GPT-2 is mirrored on other stages."""
-    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
+    monkeypatch.setattr(Backend, "memories", lambda _, devices, placement: range(len(devices)))
     torch.manual_seed(0)
     make, tolerance = MODELS[name]
     start, inputs = make()

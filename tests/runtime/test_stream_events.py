@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.graph import backward_split as divided
 from pipecompile.ir import HOST, Op, Program, chain
 from pipecompile.passes import lower
@@ -93,7 +93,7 @@ def test_random_timings_give_what_one_thread_gives(
     schedule: str, n_devices: int, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
-    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
+    monkeypatch.setattr(Backend, "memories", lambda _, devices, placement: range(len(devices)))
     torch.manual_seed(0)
     model, x = UNet(depth=2, width=4).eval(), torch.randn(6, 3, 8, 8)
     pipe = piped(model, x, schedule=schedule, checkpoint=checkpoint, devices=["cpu"] * n_devices)
@@ -109,7 +109,7 @@ def test_random_timings_give_what_one_thread_gives(
 def test_in_threads_random_timings_give_what_one_thread_gives(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread per device launches on the streams of all: before, RECV waited for an event that no thread had recorded yet."""
     monkeypatch.setitem(divided.MIN_WEIGHT_FLOPS, "cpu", 0.0)
-    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
+    monkeypatch.setattr(Backend, "memories", lambda _, devices, placement: range(len(devices)))
     torch.manual_seed(0)
     model, x = Net(), torch.randn(8, 8)
     n_devices = 2 if schedule == "interleaved" else 4

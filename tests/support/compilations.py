@@ -11,7 +11,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.batching.call_inputs import flatten
 from pipecompile.batching.microbatches import MiniBatch, sizes
-from pipecompile.driver.backend import Backend, ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.driver.compile_context import CompileContext, CompileRequest, Decision
 from pipecompile.driver.phases import specialize
 from pipecompile.driver.signature import signature_of
@@ -48,7 +48,7 @@ def request_of(model: nn.Module, *batches: MiniBatch) -> CompileRequest:
 
 
 def context_of(model: nn.Module, options: Options, backend: Backend | None = None) -> CompileContext:
-    return CompileContext.of(model, options, backend or ProcessBackend())
+    return CompileContext.of(model, options, backend or Backend())
 
 
 def specialized(model: nn.Module | None = None, samples: int = 4, **keywords: Any) -> Specialization:

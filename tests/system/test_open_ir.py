@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 from pipecompile.driver.programs import lower_step, step_schedule
 from pipecompile.graph import backward_split as divided
 from pipecompile.ir import Kind, Op, Program
@@ -118,7 +118,7 @@ def test_passes_of_the_user_have_the_gradients_of_eager(
 def test_on_emulated_devices_they_give_what_one_thread_gives(
     make: Callable[[], Example], what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
+    monkeypatch.setattr(Backend, "memories", lambda _, devices, placement: range(len(devices)))
     torch.manual_seed(0)
     model, inputs = make()
     model.eval()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.driver.backend import ProcessBackend
+from pipecompile.driver.backend import Backend
 
 transformers = pytest.importorskip("transformers")
 
@@ -53,7 +53,7 @@ def test_many_steps(
     make: Callable[[], nn.Module], apart: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if apart:
-        monkeypatch.setattr(ProcessBackend, "memories", lambda _, devices, placement: range(len(devices)))
+        monkeypatch.setattr(Backend, "memories", lambda _, devices, placement: range(len(devices)))
     torch.manual_seed(0)
     model = make().double()
     eager, tied = copy.deepcopy(model), tied_names(model)
