@@ -12,7 +12,7 @@ booleans are drawn several times. A call that fails on random values, or is too 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -32,6 +32,8 @@ from pipecompile.graph.rule_table import MERGED
 from pipecompile.graph.special_numbers import SpecialTrials
 from pipecompile.torch_private.modes import disable_current_modes
 from pipecompile.tracing.node_facts import facts, leaves_of, value_of
+from pipecompile.tracing.state.muted_output import output_muted
+from pipecompile.tracing.state.preserved_run import functions_restored
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["BatchProbes", "Finding", "isolated", "randomise"]
@@ -96,7 +98,7 @@ class BatchProbes:
         tested, special = False, SpecialTrials(nodes, self.graph)
         values = (*map(_leaf_of, outputs), *map(value_of, inputs))
         discrete = any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in values)
-        with isolated():
+        with isolated(nodes):
             for trial in range(trials or (_DISCRETE_TRIALS if discrete else _TRIALS)):
                 if not any(candidates):
                     break
@@ -286,8 +288,11 @@ def _on_cpu(argument: Any) -> Any:
 
 
 @contextmanager
-def isolated() -> Iterator[None]:
-    """Run without modes and gradients, and leave the state of the random number generator as it was."""
-    with disable_current_modes(), torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+def isolated(nodes: Iterable[fx.Node]) -> Iterator[None]:
+    """Run nodes without modes and gradients. Leave the state of the random number generator, and what autograd functions change, as it was."""
+    with (
+        disable_current_modes(), torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]),
+        functions_restored(nodes, tensors=True), output_muted(),
+    ):  # fmt: skip
         torch.manual_seed(0)
         yield

@@ -123,7 +123,7 @@ def _trials(graph: TracedGraph, other: TracedGraph) -> list[Trial]:
         return []
     found: list[Trial] = []
     special = SpecialTrials(compute_nodes(other), other)
-    with isolated():
+    with isolated([*graph.graph.nodes, *other.graph.nodes]):
         for trial in range(_TRIALS):
             found += special.results(trial, partial(_attempt, half, double, trial))
     return found if special.is_complete else []

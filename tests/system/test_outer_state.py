@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import pipecompile as pc
 from pipecompile.runtime import dispatch
+from tests.support.eager import square_loss
 
 COUNT = 0
 LAST: ContextVar[int] = ContextVar("LAST", default=0)
@@ -247,3 +248,41 @@ def test_what_a_loss_and_hooks_print_is_printed_once_a_call(
     trained(layers(), loss, options)
     assert capsys.readouterr().out == wanted
     assert [record.getMessage() for record in caplog.records if record.name == "training"] == logged
+
+
+CALLS = {"forward": 0, "backward": 0}
+
+
+class Halved(torch.autograd.Function):
+    """Counts its calls in a global and on its class."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        CALLS["forward"] += 1
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        CALLS["backward"] += 1
+        Halved.calls += 1
+        return gradient / 2
+
+
+class Halving(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Halved.apply(x)
+
+
+@pytest.mark.parametrize("cost", ["analytic", "profile"])
+def test_measurements_leave_no_trace_of_autograd_functions(cost: str) -> None:
+    CALLS.update(forward=0, backward=0)
+    Halved.calls = 0
+    pipe = pc.compile(
+        nn.Sequential(nn.Linear(4, 4), Halving(), nn.Linear(4, 4)), 2, n_microbatches=2, loss_fn=square_loss, cost=cost
+    )
+    pipe.step(torch.randn(4, 4))
+    assert (CALLS, Halved.calls) == ({"forward": 2, "backward": 2}, 2)
+    pipe(torch.randn(4, 4)).sum().backward()
+    assert (CALLS, Halved.calls) == ({"forward": 4, "backward": 4}, 4)

@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.modes import FakeTensor
@@ -21,11 +21,11 @@ from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.ambient_modes import autocast_depth
 from pipecompile.tracing.container_items import items_in, refill
 from pipecompile.tracing.state.effect_nodes import effects_muted
-from pipecompile.tracing.state.function_state import globals_restored
+from pipecompile.tracing.state.function_state import function_restored, globals_restored
 from pipecompile.tracing.state.muted_output import output_muted
 from pipecompile.tracing.state.snapshot import contents_restored, held_values, places_of
 
-__all__ = ["attributes_undo", "preserved", "state_tensors", "untouched"]
+__all__ = ["attributes_undo", "functions_restored", "preserved", "state_tensors", "untouched"]
 
 Undo = Callable[[], None]
 
@@ -54,8 +54,22 @@ def untouched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(output_muted())
         for module in (model, *{id(one): one for one in apart}.values()):
             stack.enter_context(globals_restored(module, tensors=False))
+        nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
+        stack.enter_context(functions_restored(nodes, tensors=False))
         stack.enter_context(contents_restored(places))
         stack.enter_context(_attributes_untouched(model))
+        yield
+
+
+@contextmanager
+def functions_restored(nodes: Iterable[fx.Node], *, tensors: bool) -> Iterator[None]:
+    """Restore what the user's autograd functions among the nodes change outside of the model; contents of tensors if `tensors`."""
+    called = {
+        id(node.target.autograd_function): node.target for node in nodes if hasattr(node.target, "autograd_function")
+    }
+    with ExitStack() as stack:
+        for function in called.values():
+            stack.enter_context(function_restored(cast(Callable[..., Any], function), tensors=tensors))
         yield
 
 
