@@ -37,12 +37,13 @@ def bandwidths(option: str, text: str) -> float | list[list[float]]:
     """Return bytes per second: one number, or a row per device of a .csv file. Raise InputError."""
     if not text.endswith(".csv"):
         return _bytes(f"{option} {text}", text.removesuffix("/s"))
+    hint = "a line per device with an entry per device: 0,16GB and 16GB,0 for two"
     try:
         with Path(text).open(newline="", encoding="utf-8-sig") as file:
             rows = [(number, row) for number, row in enumerate(csv.reader(file), 1) if row]
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError("the bandwidths cannot be read", where=text, why=str(error)) from None
-    hint = "a line per device with an entry per device: 0,16GB and 16GB,0 for two"
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise InputError("the bandwidths cannot be read", where=text, why=why, hint=hint) from None
     if not rows:
         raise InputError(f"the file of {option} has no rows", where=text, hint=hint)
     square: list[list[float]] = [

@@ -36,7 +36,7 @@ def optimizer_state(optimizer: str | torch.optim.Optimizer | type[torch.optim.Op
         near = get_close_matches(key, _COPIES) or sorted(_COPIES)
         raise InputError(
             f"optimizer={shown(name)} is not known", why="the optimizer's state counts as memory",
-            hint=f"optimizer={' or '.join(map(repr, near[:3]))}; or the optimizer itself, after its first step",
+            hint=f"{', or '.join(f'optimizer={each!r}' for each in near[:3])}; or the optimizer itself, after its first step",
         )  # fmt: skip
     return _COPIES[key]
 

@@ -167,7 +167,7 @@ def step_gap(predicted: Timeline, *, seconds: bool = True) -> str:
 def _step_of_cuts(step: StepSummary) -> str:
     """Return the step of the cut, the bound over all cuts, and what the choice by the step gained."""
     bound = f"no cut has a step below {written(SECONDS, step.lower_bound)} · gap {step.gap:.1%}"
-    if step.seconds < step.first_seconds * (1 - 1e-6):
+    if step.compared > 1 and step.seconds < step.first_seconds * (1 - 1e-6):
         gain = step.first_seconds / step.seconds - 1
         bound += f" · shortest of {step.compared} cuts: that with the least bottleneck takes {gain:.1%} longer"
     return f"step {written(SECONDS, step.seconds)} · {bound}"
@@ -177,8 +177,8 @@ def remarks(plan: Plan) -> list[str]:
     """Return a line each, where it applies: on recomputed stages, the price of the user's constraints, the column `held`."""
     lines = [] if plan.step is None else [_step_of_cuts(plan.step)]
     if any(plan.recompute):
-        stages = ", ".join(str(s) for s, redone in enumerate(plan.recompute) if redone)
-        lines.append(f"recompute their forward: stages {stages}")
+        stages = [str(s) for s, redone in enumerate(plan.recompute) if redone]
+        lines.append(f"forward is recomputed in stage{'s' * (len(stages) > 1)} {', '.join(stages)}")
     if plan.price is not None:
         lines.append(
             f"the constraints make the slowest stage {plan.price:.1%} slower"

@@ -45,7 +45,10 @@ def test_what_is_typed_becomes_an_argument(options, name, value):
         ),
         ({"split_before": ["a", ""]}, "--split-before '' is empty"),
         ({"bandwidth": "fast"}, "'fast' is not a size"),
-        ({"bandwidth": "none.csv"}, "(?s)cannot be read.*none.csv"),
+        (
+            {"bandwidth": "none.csv"},
+            "(?s)cannot be read.*none.csv\n  why    No such file or directory\n  try    a line per device",
+        ),
         ({"speeds": "1,x"}, "--speeds '1,x' is not a list of numbers"),
         ({"balance": "1.5"}, "--balance '1.5' is not a list of whole numbers"),
         ({"pin": ["a"]}, "--pin 'a' is not a module"),

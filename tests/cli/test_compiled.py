@@ -35,7 +35,7 @@ def test_held_memory_counts_the_optimizer_and_its_limit_makes_stages_recompute(r
     assert "R0" in tight["csv"]
     planned = ["--plan", "tight/plan.json", "--checkpoint", "auto", "--json"]
     assert real("simulate", *BLOCKS, *planned).json["csv"] == tight["csv"]
-    assert "recompute their forward: stages" in real("run", *BLOCKS, *limit, "--no-compare").out
+    assert "forward is recomputed in stage" in real("run", *BLOCKS, *limit, "--no-compare").out
 
 
 def test_when_nothing_fits_the_ways_out_can_be_typed(real):

@@ -50,7 +50,7 @@ def test_a_limit_makes_the_first_stages_recompute_and_the_step_is_the_same(tmp_p
     assert recomputing(pipe) == {s for s, redone in enumerate(plan.recompute) if redone}
     assert all(stage.memory <= limit for stage in plan.stages)
     assert plan.bottleneck > free.bottleneck
-    assert "recompute their forward: stages 0" in str(pipe)
+    assert "forward is recomputed in stage 0" in str(pipe)
     loss = pipe.step(X)
     eager = network()
     parts = [square_loss(eager(part)) / 8 for part in X.chunk(8)]
