@@ -256,7 +256,7 @@ def test_every_keyword_of_compile_takes_or_refuses_every_value(keyword: str, val
         (lambda: compiled(plan=replace(pipe().plan, devices=None)), "plan=: the plan has parts of other types"),
         (lambda: pc.Plan.load(1.5), "path=1.5 is no path"),
         (lambda: pc.Schedule.from_csv(b"0F0"), "a bytes is no text of rows"),
-        (lambda: pc.partition(None, 2), "a NoneType is no Problem"),
+        (lambda: pc.partition(None, 2), r"a NoneType is no Problem\n  try    pc\.partition\("),
         (lambda: pc.partition(problem(), 10**400), "expected at most 10,000"),
         (lambda: pc.simulate(SCHEDULE, forward=10**400), "forward=10.* is not a finite number"),
         (lambda: pc.simulate(SCHEDULE, engines=np.array([1.0, 2.0])), "engines=.* is not known"),

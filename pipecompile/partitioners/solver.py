@@ -26,8 +26,8 @@ from pipecompile.partitioners.problem import Problem
 from pipecompile.partitioners.rebalance import fill_empty_stages
 from pipecompile.partitioners.stage_paths import shorten_paths
 from pipecompile.partitioners.verify import verify_assignment, verify_problem
-from pipecompile.text.input_checks import amount, float_of, whole
-from pipecompile.text.shown_value import shown, type_text
+from pipecompile.text.input_checks import amount, check_kind, float_of, whole
+from pipecompile.text.shown_value import shown
 
 __all__ = ["METHODS", "Partition", "cost_of_constraints", "partition", "trivial_lower_bound", "with_cut"]
 
@@ -85,8 +85,7 @@ class Partition:
         """Raise VerifyError with every fault: coverage, range, precedence, groups, constraints, memory. Raise InputError for other
         arguments.
         """
-        if not isinstance(problem, Problem):
-            raise InputError(f"{type_text(problem)} is no Problem", hint="partition.verify(problem, 2)")
+        check_kind(problem, Problem, "partition.verify(problem, 2)")
         whole("n_stages", n_stages, 1, MOST_STAGES)
         verify_problem(problem)
         verify_assignment(problem, self.stage_of, n_stages, self.recompute or None)
@@ -209,8 +208,7 @@ def _result(state: SolverState) -> Partition:
 def _check_arguments(
     problem: Problem, n_stages: int, method: str, time_limit: float, gap: float, progress: ProgressCallback | None
 ) -> None:
-    if not isinstance(problem, Problem):
-        raise InputError(f"{type_text(problem)} is no Problem", hint="partition(pipe.problem, n_stages)")
+    check_kind(problem, Problem, "pc.partition(pipe.problem, n_stages)")
     if progress is not None and not callable(progress):
         raise InputError(f"progress={shown(progress)} is no function", hint="progress=print")
     if not isinstance(n_stages, int) or isinstance(n_stages, bool) or n_stages < 1:

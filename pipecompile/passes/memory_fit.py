@@ -19,7 +19,7 @@ __all__ = ["check_schedule", "checked_stages", "does_not_fit", "first_over"]
 def check_schedule(schedule: Schedule, routes: Sequence[Route] | None) -> None:
     """Raise InputError if `schedule` is not a Schedule, and VerifyError if it is not legal."""
     if not isinstance(schedule, Schedule):
-        hint = 'a schedule, such as build_schedule("1f1b", 4, 16)'
+        hint = 'a schedule, such as pc.build_schedule("1f1b", 4, 16)'
         raise InputError(f"{type_text(schedule)} is no Schedule", hint=hint)
     verify(schedule, routes=checked_routes(routes, schedule.n_stages))
 

@@ -28,8 +28,7 @@ from pipecompile.passes.buffer_slots import assign_slots
 from pipecompile.passes.checkpointing import Checkpoint, insert_recompute
 from pipecompile.passes.lowering import lowering
 from pipecompile.simulation.steady_state import simulate_periodic
-from pipecompile.text.input_checks import whole
-from pipecompile.text.shown_value import type_text
+from pipecompile.text.input_checks import check_kind, whole
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import route_sequence
 from pipecompile.verifiers.tied_parameters import tie_sequence
@@ -59,8 +58,7 @@ def lower_periodic(
     `unroll` of the result is `lower(schedule.unrolled())`. Raise ScheduleError if it has no period, InputError if `schedule` is not
     a PeriodicSchedule, VerifyError if schedule, routes or ties are not legal.
     """
-    if not isinstance(schedule, PeriodicSchedule):
-        raise InputError(f"{type_text(schedule)} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
+    check_kind(schedule, PeriodicSchedule, 'pc.build_periodic("1f1b", 8, 4096)')
     if isinstance(checkpoint, str) and checkpoint == "except_last":
         raise InputError("checkpoint='except_last' has no period", hint="'always', or a flag per stage")
     verify(schedule, routes=routes)
@@ -91,8 +89,7 @@ def unroll(program: PeriodicProgram, repetitions: int | None = None) -> Program:
 
     Raise InputError if `program` is not a PeriodicProgram.
     """
-    if not isinstance(program, PeriodicProgram):
-        raise InputError(f"{type_text(program)} is no PeriodicProgram", hint="lower_periodic(schedule)")
+    check_kind(program, PeriodicProgram, "pc.lower_periodic(schedule)")
     return assign_slots(program.unrolled(repetitions))
 
 

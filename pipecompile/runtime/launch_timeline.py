@@ -20,7 +20,7 @@ from pipecompile.ir.timeline import COMPUTE, Span, Timeline
 from pipecompile.runtime.stream_events import STORE, Lane, Launch, launches
 from pipecompile.simulation.costs import CostOptions, Costs, Engines, Hosts, make_costs
 from pipecompile.simulation.host_launches import launch_seconds
-from pipecompile.text.shown_value import type_text
+from pipecompile.text.input_checks import check_kind
 from pipecompile.verifiers import verify
 
 __all__ = ["simulate_launches"]
@@ -36,11 +36,12 @@ def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timelin
     Raises InputError for what one process does not do: ties and collectives, which ranks alone have, seconds of actions that overlap,
     and `engines="device"`. Raises VerifyError for a program that is not legal. O(n) for n instructions.
     """
-    if not isinstance(program, Program):
-        raise InputError(f"{type_text(program)} is no Program", hint="simulate_launches(pipe.program, ...)")
+    check_kind(program, Program, "pc.simulate_launches(pipe.program, ...)")
     checked = make_costs(program.n_stages, program.n_devices, program.routes, program.ties, program.n_slices, **costs)
     if what := _not_launched(program, checked):
-        raise InputError(f"{what[0]} cannot be simulated launch by launch", why=what[1], hint="simulate(program, ...)")
+        raise InputError(
+            f"{what[0]} cannot be simulated launch by launch", why=what[1], hint="pc.simulate(program, ...)"
+        )
     verify(program)
     return _LaunchRun(program, checked).run()
 

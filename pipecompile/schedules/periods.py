@@ -16,15 +16,14 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from pipecompile.errors import InputError, ScheduleError
+from pipecompile.errors import ScheduleError
 from pipecompile.ir import BACKWARDS, SHARDING, Action, Kind, Schedule
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.periodic import MOST_REPETITIONS, PeriodicSchedule, shifted
 from pipecompile.ir.program_arrays import KINDS, action_columns
 from pipecompile.ir.slices import check_whole
 from pipecompile.schedules.catalogue import Builder, build_schedule
-from pipecompile.text.input_checks import whole
-from pipecompile.text.shown_value import type_text
+from pipecompile.text.input_checks import check_kind, whole
 from pipecompile.verifiers import verify
 
 __all__ = ["build_periodic", "find_period"]
@@ -41,8 +40,7 @@ def find_period(schedule: Schedule) -> PeriodicSchedule | None:
     A period has step forwards and backwards of each stage. O(n s) for n actions and periods of s micro-batches, s at most twice the
     number of stages. Raise ScheduleError for a schedule of slices.
     """
-    if not isinstance(schedule, Schedule):
-        raise InputError(f"{type_text(schedule)} is no Schedule", hint='build_schedule("1f1b", 4, 16)')
+    check_kind(schedule, Schedule, 'pc.build_schedule("1f1b", 4, 16)')
     check_whole(schedule, "periods are those of whole micro-batches")
     if schedule.overlaps or schedule.directions:
         return None

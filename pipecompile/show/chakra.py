@@ -163,7 +163,7 @@ def save_chakra(program: Program, path: str | Path, timeline: Timeline | None = 
 
 def _check(program: object, timeline: object) -> None:
     if not isinstance(program, Program):
-        raise InputError(f"program={shown(program)} is no Program", hint='save_chakra(pipe.program, "out/step")')
+        raise InputError(f"program={shown(program)} is no Program", hint='pc.save_chakra(pipe.program, "out/step")')
     if timeline is None or (isinstance(timeline, Timeline) and timeline.n_devices == program.n_devices):
         return
     raise InputError(

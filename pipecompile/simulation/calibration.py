@@ -10,8 +10,7 @@ from pipecompile.errors import InputError
 from pipecompile.ir import NO_SLICE, Kind
 from pipecompile.ir.timeline import COMPUTE, Timeline
 from pipecompile.simulation.costs import CostOptions
-from pipecompile.text.input_checks import amount
-from pipecompile.text.shown_value import type_text
+from pipecompile.text.input_checks import amount, check_kind
 
 __all__ = ["calibrate"]
 
@@ -31,8 +30,7 @@ def calibrate(measured: Timeline) -> CostOptions:
     not run a kind has 0 seconds for it. Transfers, launches and bytes are not in a measured step. Raise InputError if it is not
     a timeline of actions, or if stages have no forward in it, as in that of one rank.
     """
-    if not isinstance(measured, Timeline):
-        raise InputError(f"{type_text(measured)} is no Timeline", hint="pipe.measured, after a step")
+    check_kind(measured, Timeline, "pipe.measured, after a step")
     seconds = defaultdict[Kind, dict[int, list[float]]](lambda: defaultdict(list))
     for span in measured.spans:
         if span.track == COMPUTE and (action := span.action) is not None:

@@ -18,7 +18,6 @@ from typing import Unpack
 
 import numpy as np
 
-from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Kind, Route
 from pipecompile.ir.in_flight import in_flight
 from pipecompile.ir.periodic import PeriodicSchedule
@@ -27,7 +26,7 @@ from pipecompile.simulation.array_memory import peak_bytes
 from pipecompile.simulation.array_walk import ArrayRun, ScheduleArrays
 from pipecompile.simulation.costs import CostOptions, Costs, Engines, make_costs
 from pipecompile.simulation.simulator import simulate
-from pipecompile.text.shown_value import type_text
+from pipecompile.text.input_checks import check_kind
 from pipecompile.verifiers import verify
 from pipecompile.verifiers.routes import route_sequence
 
@@ -68,8 +67,7 @@ def simulate_periodic(
 
     Raise InputError if `schedule` is not a PeriodicSchedule or a cost is wrong, VerifyError if the schedule is not legal.
     """
-    if not isinstance(schedule, PeriodicSchedule):
-        raise InputError(f"{type_text(schedule)} is no PeriodicSchedule", hint='build_periodic("1f1b", 8, 4096)')
+    check_kind(schedule, PeriodicSchedule, 'pc.build_periodic("1f1b", 8, 4096)')
     verify(schedule, routes=routes)
     routes = route_sequence(routes, schedule.n_stages)
     checked = make_costs(schedule.n_stages, schedule.n_devices, routes, **costs)

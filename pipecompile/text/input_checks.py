@@ -32,6 +32,7 @@ __all__ = [
     "OVERFLOW",
     "amount",
     "amounts",
+    "check_kind",
     "checked_count",
     "file_path",
     "float_of",
@@ -136,6 +137,12 @@ def known_names(what: str, names: Iterable[object], known: Iterable[str]) -> Non
             raise InputError(
                 f"{what} {shown(name)} is not known", why=f"known are {', '.join(expected) or 'none'}", hint=hint
             )
+
+
+def check_kind(value: object, kind: type, hint: str) -> None:
+    """Raise InputError unless `value` is a `kind`."""
+    if not isinstance(value, kind):
+        raise InputError(f"{type_text(value)} is no {kind.__name__}", hint=hint)
 
 
 def file_path(name: str, value: object) -> Path:
