@@ -5,6 +5,7 @@
     hidden_containers     slots, arrays and tuples as containers
     tensor_contents       contents of tensors, restored after a run of the real model
     function_state        the same for what a loss function reaches
+    process_settings      settings of the process, such as the default dtype
     change_log            what user code changes in the forwards of a step, undone while one of them is recomputed
     preserved_run         the same for runs of nodes, by the cost models and the initialization from meta
 

@@ -25,6 +25,7 @@ from pipecompile.tracing.reachable_code import ReachableCode, reachable
 from pipecompile.tracing.state.hidden_containers import identity
 from pipecompile.tracing.state.leftover_state import hooks_of
 from pipecompile.tracing.state.outer_bindings import OuterBinding, OuterBindings, OuterNames
+from pipecompile.tracing.state.process_settings import ProcessSettings
 from pipecompile.tracing.state.random_states import generator_sources, generators_among, random_states_restored
 from pipecompile.tracing.state.replayed_iterators import iterators_replayed
 from pipecompile.tracing.state.shared_objects import is_shared
@@ -148,8 +149,8 @@ def _bound_to(function: Any) -> tuple[Any, ...]:
 def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list[str]]:
     """Restore, when the block ends, modules, tensors, containers and objects that the functions of a model name as globals or close over.
 
-    The names themselves are bound as before, and context variables set as before. Without `tensors`, contents are left as they are: for
-    a block that computes on fake tensors. After the block, the list has the names of what had changed and is no part of the model.
+    The names themselves are bound as before, and context variables and settings of the process set as before. Without `tensors`, contents
+    are left as they are: for a block that computes on fake tensors. After the block, the list has the names of what had changed and is no part of the model.
     """
     code, roots, names = reachable(model), roots_near(model), list[str]()
     if not _is_users(model):  # the call of a loss is a model of the recorder's: `function_restored` is around it
@@ -157,6 +158,7 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list
         return
     alone = [one for one in code.objects if isinstance(one, torch.Tensor)]
     places, bindings = places_of(*roots, most=_MOST, deep=True), OuterBindings(names_near(model))
+    settings = ProcessSettings()
     with ExitStack() as stack:
         containers = stack.enter_context(contents_restored(places))
         if tensors:
@@ -167,6 +169,7 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list
             for binding in bindings.changed():
                 binding.restore()
                 names.append(binding.name)
+            names += settings.restore()
     if names or containers:
         own, bound_by_hooks = _changed_by_leaves(model)
         changed = [one for one in containers if identity(one) not in own]
