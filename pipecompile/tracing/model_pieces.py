@@ -8,7 +8,7 @@ in the same order.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -183,6 +183,18 @@ def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: 
     Calls from inside a routed call are not routed.
     """
     interceptor, pieces = _PieceInterceptor(handler), tuple(pieces)
+    blocks = {(piece.path, piece.block): piece for piece in pieces if piece.block is not None}
+    outlined = code_outlined(model, {place for _, place in blocks}, partial(interceptor.block_call, blocks))
+    with (
+        outlined,
+        _calls_patched(model, pieces, interceptor),
+    ):  # patches before would hide functions with blocks behind themselves
+        yield
+
+
+@contextmanager
+def _calls_patched(model: nn.Module, pieces: Sequence[Piece], interceptor: _PieceInterceptor) -> Iterator[None]:
+    """Patch the calls of modules, methods and plain functions that are pieces inside the block."""
     functions = [(function_of(piece.function), piece) for piece in pieces if piece.function]
     replaced = [(function, interceptor.replace(function, piece)) for function, piece in functions]
     by_owner = {(id(model.get_submodule(piece.path)), piece.method): piece for piece in pieces if piece.is_part}
@@ -194,9 +206,7 @@ def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: 
     try:
         for owner, name in patched:
             setattr(owner, name, interceptor.patch(getattr(owner, name), "" if owner is nn.Module else name, by_owner))
-        blocks = {(piece.path, piece.block): piece for piece in pieces if piece.block is not None}
-        outlined = code_outlined(model, {place for _, place in blocks}, partial(interceptor.block_call, blocks))
-        with functions_replaced(replaced), outlined:
+        with functions_replaced(replaced):
             yield
     finally:
         for owner, name, original in originals:

@@ -193,6 +193,7 @@ class OpaquePieces:
         """
         size = self.inputs.samples
         runs, sizes = [self._first_trial(reasons, size)], [size]
+        _require_calls(runs[0])
 
         def add_run(other: int | None, change: DataChange) -> bool:
             """Run once more; return whether the run can be compared with the first."""
@@ -284,6 +285,15 @@ class OpaquePieces:
         with torch.set_grad_enabled(self.has_grad):
             thins = change is DataChange.THINNED
             return run_trial(self.model, args, kwargs, pieces, reseed=seed, thins=thins)
+
+
+def _require_calls(run: dict[Piece, list[TrialCall]]) -> None:
+    """Raise UnpredictableResult for a block of which a run has seen no call: it would cost every later run, and cure nothing."""
+    for piece, calls in run.items():
+        if piece.block is not None and not calls:
+            raise UnpredictableResult(
+                piece, "its function is made in the forward, or all of its calls are inside of another piece"
+            )
 
 
 def _reason_text(fault: TraceError) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cached_property
 from operator import itemgetter
 from threading import RLock
 from types import FunctionType
@@ -70,15 +69,13 @@ NOTHING_LEFT = LeftAttributes()
 
 
 class OutsideNames:
-    """The attributes that code of a model names outside of a module. The code is searched when this is first asked, and once."""
+    """The attributes that code of a model names outside of a module. Construct this while no method of the model is replaced."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    @cached_property
-    def _names(self) -> dict[FunctionType, frozenset[str]]:
-        code = reachable(self._model)
-        return code.once("attribute names", lambda: {one: attribute_names(one.__code__) for one in code.functions})
+        code = reachable(model)
+        self._names: dict[FunctionType, frozenset[str]] = code.once(
+            "attribute names", lambda: {one: attribute_names(one.__code__) for one in code.functions}
+        )
 
     def among(self, names: AbstractSet[str], owner: nn.Module) -> set[str]:
         """Return those of the names that code outside of a module names."""
