@@ -117,10 +117,12 @@ _DATA_POSITION = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.T
 def with_unknown_data(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
     """Return `func`, or, if the call makes a tensor of unknown numbers, a function that makes one of zeros.
 
-    `fill_diagonal_`, which compares known shapes, fills the whole tensor. A draw of unknown shape from a generator becomes one without, since torch's operators with a generator take known shapes alone.
+    An assignment to items does not compare sizes that the data decide. `fill_diagonal_`, which compares known shapes, fills the whole tensor. A draw of unknown shape from a generator becomes one without, since torch's operators with a generator take known shapes alone.
     """
     if func is torch.Tensor.fill_diagonal_:
         return _fill_all
+    if func is torch.Tensor.__setitem__ and _has_other_sizes(args[0], args[-1]):
+        return _set_element
     position = _DATA_POSITION.get(func)
     if position is None:
         is_sized_draw = "generator" in kwargs and any(
@@ -144,6 +146,22 @@ def with_unknown_data(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
 
 def _fill_all(tensor: torch.Tensor, fill_value: Any, *_wrap: Any, **_named: Any) -> torch.Tensor:
     return tensor.fill_(fill_value)
+
+
+def _has_other_sizes(target: torch.Tensor, value: Any) -> bool:
+    """Return whether a value and the tensor that it is written into have sizes of different symbols: of two calls whose data decide them."""
+    own, other = (_symbols(one) if isinstance(one, torch.Tensor) else frozenset() for one in (target, value))
+    return bool(own - other and other - own)
+
+
+def _symbols(tensor: torch.Tensor) -> frozenset[Any]:
+    sizes = (size.node.expr for size in tensor.shape if isinstance(size, torch.SymInt))
+    return frozenset().union(*(expression.free_symbols for expression in sizes))
+
+
+def _set_element(target: torch.Tensor, index: Any, value: torch.Tensor) -> None:
+    """Write one element in the place of a value. Torch would compare the sizes, which each run does again."""
+    target[index] = value.new_empty(()).requires_grad_(value.requires_grad)
 
 
 def _without_generator(func: Any) -> Callable[..., Any]:

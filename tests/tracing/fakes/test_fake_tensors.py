@@ -151,3 +151,21 @@ def test_filling_a_diagonal_fixes_no_size() -> None:
     graph, x = trace(Similarity(), torch.randn(3, 4)), torch.randn(5, 4)
     assert graph.facts.guards == ()
     assert torch.equal(graph(x), masked(x))
+
+
+def test_rows_of_one_selection_are_written_into_those_of_another_for_any_number_of_rows():
+    def body(m, x, mask):
+        first, second = mask.nonzero(as_tuple=True)
+        chosen = torch.cat([m.a(x)[mask], m.b(x)[mask]], 1)
+        chosen[:, :4] = m.c(x)[first, second - 1]
+        return chosen.pow(2).mean()
+
+    def inputs(size):
+        return torch.randn(size, 5, 4), (torch.arange(5) > 1).expand(size, 5)
+
+    model = Body(body)
+    pipe = pc.compile(model, 2, example_args=inputs(4), n_microbatches=2, loss_fn=lambda y: y, cost="analytic")
+    for size in (4, 8):
+        x, mask = inputs(size)
+        parts = zip(x.chunk(2), mask.chunk(2), strict=True)
+        torch.testing.assert_close(pipe.step(x, mask), (sum(model(*one) for one in parts) / 2).detach())
