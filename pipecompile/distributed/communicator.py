@@ -29,7 +29,7 @@ from pipecompile.distributed.agreement.compile_settings import check_settings
 from pipecompile.distributed.data_parallel.left_groups import require_present
 from pipecompile.distributed.failures.absences import Absences
 from pipecompile.distributed.failures.awake_clock import awake
-from pipecompile.distributed.failures.board_watch import POLL, PendingWait, watch
+from pipecompile.distributed.failures.board_watch import PATIENCE, POLL, PendingWait, watch
 from pipecompile.distributed.failures.failure_guard import FailureGuard
 from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
 from pipecompile.distributed.failures.posted_wait import PostedWait
@@ -214,7 +214,7 @@ class Communicator:
 
     def _lost(self, peer: int, what: str, name: str, *, is_late: bool = False) -> RankLost:
         with suppress(RuntimeError):
-            sleep(POLL)  # time for the rank that failed to post its own report
+            sleep(PATIENCE if is_late and self.ranks.tensor_group else POLL)  # others may know more
             if (report := self.board.failed()) is not None:
                 return RankLost(report, is_posted=True)
         rank, name = self.board.root_of_wait(self.ranks.rank_of(peer), name)

@@ -77,16 +77,15 @@ class RankCodeBuilder(CodeBuilder):
         return StreamTask((device, index), Op.RECV, run, (), (buffer, register))
 
     def compute(self, instruction: Instruction, device: int, beside: Mapping[str, Any] | None = None) -> Run:
-        """Return the function of a compute instruction, which waits for the parameters of its stage. On streams, its own waits for the
-        collectives whose results leave it: what uses these runs on other streams.
+        """Return the function of a compute instruction, which waits for the parameters of its stage, and for the collectives whose results
+        leave it: what uses these runs on other streams, and a rank that does not come to one is not the rank that they are sent to.
         """
         run, action = super().compute(instruction, device, beside), instruction.action
         if action is None or action.kind in (*SHARDING, Kind.OFFLOAD, Kind.RELOAD):
             return run
         leaving = [o for o in instruction.writes if o.value.name == AUX or not o.value.name.startswith("@")]
         outputs = [self.register(operand, device) for operand in leaving]
-        if self.values.streams is not None:
-            run = _then_waited(run, outputs)
+        run = _then_waited(run, outputs) if outputs else run
         if self.parameters is None:
             return run
         return self.parameters.around(action, run, outputs if action.kind is Kind.FORWARD else ())
@@ -135,7 +134,7 @@ def _unknown(_frame: Frame) -> None:
 
 
 def _then_waited(run: Run, outputs: Sequence[int]) -> Run:
-    """Return a computation after which the current stream waits for the results of collectives among its outputs."""
+    """Return a computation after which this thread, or the current stream, waits for the results of collectives among its outputs."""
 
     def run_and_wait(frame: Frame) -> None:
         run(frame)

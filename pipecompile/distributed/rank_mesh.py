@@ -147,6 +147,13 @@ class RankMesh:
         return tuple(sorted(self.copies[number][place] for number in self.left))
 
     @property
+    def beside(self) -> tuple[int, ...]:
+        """The other ranks with which layers of a stage exchange something: those of `tp`, or of SyncBatchNorm."""
+        group = self.tensor_group
+        ranks = self.replicas if group is None else dist.get_process_group_ranks(group)
+        return tuple(rank for rank in ranks if rank != self.rank)
+
+    @property
     def timeout(self) -> float:
         """Seconds after which a silent rank counts as lost: `timeout` of `init_process_group`."""
         world = dist.group.WORLD  # the groups of a mesh are made without the timeout

@@ -26,6 +26,7 @@ __all__ = [
     "gloo_group",
     "group_of_some",
     "has_gloo_alone",
+    "limit_timeout",
     "nccl_backend",
     "timeout_of",
     "without_timeout",
@@ -124,6 +125,14 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
     backend = group._get_backend(torch.device("cpu" if "cpu" in types else types[0]))
     timeout: timedelta = backend.options._timeout
     return timeout
+
+
+def limit_timeout(group: dist.ProcessGroup, limit: timedelta) -> None:
+    """Let later collectives of a group with gloo wait no longer than `limit`. 2.11."""
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        if isinstance(backend, dist.ProcessGroupGloo) and backend.options._timeout > limit:
+            backend._set_default_timeout(limit)
 
 
 def flattened(mesh: DeviceMesh, name: str, ranks: Sequence[int]) -> DeviceMesh:

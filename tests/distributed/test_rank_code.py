@@ -92,9 +92,7 @@ def test_a_host_that_waits_before_it_has_launched_what_its_peers_need_is_caught(
         execute(world.rows, Queue.STREAMS, is_buffered=False, is_synchronous=True)
 
 
-def test_a_computation_on_streams_waits_for_the_collectives_whose_results_leave_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_computation_waits_for_the_collectives_whose_results_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the stream that sends first would wait, and the others that use the value would not."""
     waits: list[AsyncCollectiveTensor] = []
     monkeypatch.setattr(AsyncCollectiveTensor, "trigger_wait", lambda self: waits.append(self))

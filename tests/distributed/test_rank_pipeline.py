@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 
 import pipecompile as pc
+from pipecompile.distributed import rank_code
 from pipecompile.distributed.rank_pipeline import RankPipeline
 from pipecompile.errors import InputError, RunError
 from pipecompile.graph.colocation import ties_of
@@ -104,6 +105,15 @@ def test_layers_may_return_dtensors() -> None:
     with torch.no_grad():  # rows of samples stay apart
         torch.testing.assert_close(pipe(SAMPLES), eager(SAMPLES))
     assert [group[-1] for group in ties_of(graph).groups] == ["_2_2"]
+
+
+def test_results_of_collectives_are_awaited_where_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait was within the sending, and the rank that was sent the value was blamed for one of `tp` that had stopped."""
+    pipe, awaited = compiled(nn.Linear(4, 4)), list[torch.Tensor]()
+    monkeypatch.setattr(rank_code, "waited", awaited.append)
+    with torch.no_grad():
+        pipe(SAMPLES)
+    assert [value.shape for value in awaited] == [(3, 4), (3, 4)]
 
 
 def test_a_loss_may_be_a_dtensor() -> None:

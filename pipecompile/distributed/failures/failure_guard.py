@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pipecompile.distributed.failures.board_watch import PATIENCE, await_report
@@ -13,8 +13,11 @@ from pipecompile.errors import RunError
 
 __all__ = ["FailureGuard"]
 
-_CONNECTION = "gloo/transport"
-"""Part of the text of errors of gloo."""
+_CONNECTION, _TIMEOUT = "gloo/transport", "Timed out waiting"
+"""Parts of the texts of errors of gloo, and of those after its timeout."""
+
+_PART = "its part of a collective of torch"
+"""Name of what a rank owes to others with which its layers exchange something."""
 
 
 class FailureGuard:
@@ -75,23 +78,32 @@ class FailureGuard:
 
     def _lost_beside(self, error: BaseException) -> RankLost | None:
         """Return the loss of the rank that broke a connection in a collective of torch's own, such as those of DTensors, also in a layer
-        of a stage; None for other errors, and where no rank is known to have failed.
+        of a stage, or that did not come to it; None for other errors, and where no rank is known to have failed.
         """
         first = error.__cause__ if isinstance(error, RunError) else error
         if not (isinstance(first, RuntimeError) and _CONNECTION in str(first)):
             return None
+        others = self.ranks.beside if _TIMEOUT in str(first) else ()
+        if others:
+            self.board.post_wait(others[0], _PART)
         try:
             await_report(self._look_for_lost, PATIENCE)
         except RankLost as lost:
             return lost
-        return None
+        late = [rank for rank in others if self.board.wait_of(rank) is None]
+        return RankLost(self._silent(late), is_posted=False) if late else None
+
+    def _silent(self, late: Sequence[int]) -> FailureReport:
+        among = f" (or another of ranks {', '.join(map(str, late))})" if len(late) > 1 else ""
+        what = self.board.with_reason(late[0], f"it has been silent for {self.board.timeout:.3g} s")
+        return FailureReport(late[0], what + among, action=f"before {_PART} arrived", awaited=_PART)
 
     def _look_for_lost(self) -> None:
         """Raise RankLost for a rank that has posted a failure, or has ended."""
         self.board.check()
         for rank in self.ranks.members:
             if rank != self.board.rank and (cause := self.board.cause(rank, "")):
-                report = FailureReport(rank, cause, action="before its part of a collective of torch arrived")
+                report = FailureReport(rank, cause, action=f"before {_PART} arrived")
                 raise RankLost(report, is_posted=False)
 
     def _fail(self, error: BaseException) -> None:

@@ -36,6 +36,7 @@ from pipecompile.torch_private.process_groups import (
     gloo_backend,
     gloo_group,
     has_gloo_alone,
+    limit_timeout,
     without_timeout,
 )
 
@@ -93,8 +94,12 @@ class GroupUse:
         self.note_layers([ranks.tensor_group])
 
     def note_layers(self, groups: Iterable[dist.ProcessGroup | None]) -> None:
-        """Note groups in which layers send: a failure leaves messages in them."""
-        self._layers += filter(None, groups)
+        """Note groups in which layers send: a failure leaves messages in them. They wait no longer than the pipeline for a silent rank:
+        the groups of a mesh are made without the timeout of `init_process_group`.
+        """
+        for group in filter(None, groups):
+            self._layers.append(group)
+            limit_timeout(group, timedelta(seconds=self.ranks.timeout))
         require_unspent((*self.ranks.groups, *self._layers), self.ranks.members)
 
     @property

@@ -16,7 +16,7 @@ from pipecompile.errors import InputError, RunError
 
 def guard_of(store: Any, rank: int) -> tuple[FailureGuard, list[int]]:
     ended: list[int] = []
-    ranks: Any = SimpleNamespace(copy=(0, 1), members=(0, 1))
+    ranks: Any = SimpleNamespace(copy=(0, 1), members=(0, 1), beside=(1 - rank,))
     return FailureGuard(StatusBoard(store, (0, 1), rank, 0.2), ranks, lambda: ended.append(rank)), ended
 
 
@@ -80,6 +80,20 @@ def test_a_broken_connection_is_the_own_failure_where_no_other_rank_has_failed()
     report = guard.board.failed()
     assert report is not None
     assert report.rank == 0
+
+
+def test_a_rank_that_does_not_come_to_a_collective_in_a_layer_is_named_by_those_that_wait() -> None:
+    """A rank of `tp` blamed itself for the one that was stopped."""
+    guard, _ = guard_of(HashStore(), 0)
+    late = RuntimeError("[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 200ms for recv operation")
+    with (
+        pytest.raises(
+            RunError,
+            match=r"rank 1 failed before its part of a collective of torch arrived: it has been silent for 0\.2 s",
+        ),
+        guard.guarded(),
+    ):
+        raise RunError("stage 0 failed in forward", stage=0, microbatch=0) from late
 
 
 def test_a_disagreement_that_all_ranks_raise_is_no_failure() -> None:

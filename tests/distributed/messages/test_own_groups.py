@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipecompile.distributed.messages import own_groups
 from pipecompile.distributed.messages.own_groups import GroupUse, own_group, require_unspent
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.errors import InputError
+from pipecompile.torch_private.process_groups import timeout_of
 
 SCRIPTS = ["after a failure", "beside a failure"]
 
@@ -54,6 +56,13 @@ def test_groups_in_which_layers_send_are_spent_by_a_failure(ranks: RankMesh) -> 
     with pytest.raises(InputError, match="has failed, and this one would use its process groups"):
         GroupUse(ranks)
     require_unspent([None, dist.new_group([0])], [0])
+
+
+def test_groups_in_which_layers_send_wait_as_long_as_a_pipeline(ranks: RankMesh) -> None:
+    """The groups of a mesh wait for half an hour: a step with `tp` waited so long for a rank that was stopped."""
+    group = dist.new_group([0], timeout=timedelta(minutes=30))
+    GroupUse(ranks).note_layers([group])
+    assert timeout_of(group).total_seconds() == ranks.timeout == 20.0
 
 
 def test_beside_a_group_with_nccl_there_is_one_for_the_cpu_and_a_failure_spends_it(
