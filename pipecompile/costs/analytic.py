@@ -26,7 +26,7 @@ from pipecompile.costs.graph_walk import FakeTwins, OneDevice, Visit, walk
 from pipecompile.costs.node_cost import NodeCost
 from pipecompile.costs.node_run import NodeRun, map_tensors, tensors_in
 from pipecompile.costs.run_signature import run_signature
-from pipecompile.torch_private.modes import FakeTensorMode, ObservingMode, is_mkldnn_enabled, set_mkldnn_enabled
+from pipecompile.torch_private.modes import KnownValuesMode, ObservingMode, is_mkldnn_enabled, set_mkldnn_enabled
 from pipecompile.torch_private.modules import NormBase
 from pipecompile.torch_private.operators import schema_of
 from pipecompile.torch_private.pytree import tree_leaves
@@ -83,7 +83,7 @@ def _cost(visit: Visit[NodeKernels], spec: DeviceSpec) -> NodeCost:
 def node_work(graph: GraphModule, inputs: Sequence[object]) -> dict[str, Visit[NodeKernels]]:
     """Return the kernels of every compute node, for any device, by one walk on fake tensors."""
     device = _common_device([*state_tensors(graph), *tensors_in(tuple(inputs))])
-    with untouched(graph), _plain_kernels(), FakeTensorMode(allow_non_fake_inputs=True), FakeKernels(device):
+    with untouched(graph), _plain_kernels(), KnownValuesMode(allow_non_fake_inputs=True), FakeKernels(device):
         _set_missing_momenta(graph)
         twins = FakeTwins(device)
         twins.replace_in(graph)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
@@ -42,6 +42,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "ObservingMode",
+    "KnownValuesMode",
     "UnsupportedFakeTensorException",
     "UnsupportedOperatorException",
     "active_fake_mode",
@@ -54,6 +55,7 @@ __all__ = [
     "fake_tensor_log_disabled",
     "flushes_denormals",
     "forget_real_tensors",
+    "forget_values",
     "has_thread_modes",
     "is_any_autocast_enabled",
     "is_jit_tracing",
@@ -121,6 +123,27 @@ class ObservingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *error: object) -> None:
         _eager_stance.end()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+
+KNOWN_ELEMENTS = 256
+"""The largest tensor, in elements, whose values are known in a recording: lists of sizes have some tens."""
+
+
+class KnownValuesMode(FakeTensorMode):
+    """Fake tensors that know the values of a small tensor that is made of Python's numbers alone, as `torch.tensor(sizes)`, and of
+    what is computed from it. Python may read such values. Torch itself keeps those of a single number. 2.11.
+    """
+
+    def may_turn_const(self, t: torch.Tensor) -> bool:
+        is_plain = t.layout is torch.strided and t.device.type != "meta"
+        return is_plain and t.numel() <= KNOWN_ELEMENTS and not self.is_our_fake(t)
+
+
+def forget_values(tensors: Iterable[torch.Tensor]) -> None:
+    """Let the values of fake tensors, and of all that share memory with them, be unknown: code that no mode saw wrote them. 2.11."""
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+            tensor.fake_mode.fake_tensor_converter.invalidate_constant_aliases(tensor.constant)
 
 
 disable_current_modes = _disable_current_modes

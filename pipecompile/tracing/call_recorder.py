@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.modes import DataDependentOutputException, FakeTensorMode, set_grad_enabled
+from pipecompile.torch_private.modes import DataDependentOutputException, KnownValuesMode, set_grad_enabled
 from pipecompile.torch_private.modules import backward_hooks_of
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.ambient_modes import LAYOUTS, Ambient
@@ -70,7 +70,7 @@ class CallRecorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.model, self.symbol, self.opaque_calls, self.graph = model, symbol, opaque_calls, fx.Graph()
-        self.fake = FakeTensorMode(shape_env=symbol.env, allow_non_fake_inputs=True)
+        self.fake = KnownValuesMode(shape_env=symbol.env, allow_non_fake_inputs=True)
         self.dispatcher = DispatchRecorder(self)
         self.twins = Twins(self.fake, device)
         self.values = ValueNodes(self.graph, symbol, self.twins, opaque_calls.opaque.known_objects)

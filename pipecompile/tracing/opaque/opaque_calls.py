@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from pipecompile.batching.containers import argument_leaves
 from pipecompile.errors import TraceError
+from pipecompile.torch_private.modes import forget_values
 from pipecompile.tracing.emit.call_description import NodeCall, graph_path
 from pipecompile.tracing.emit.value_nodes import ValueNodes
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
@@ -110,9 +111,9 @@ class OpaqueCalls:
         spec = _trained(specs[number], module)
         result, expected = fake_result(spec, leaves, self.opaque.inputs.samples, self.symbol, twin)
         module.expected_results.append(expected)
-        written = [leaves[position] for position in trial.written]
-        written += [twin(tensor) for tensor in trial.state]
+        written = [*(leaves[position] for position in trial.written), *map(twin, trial.state)]
         written += [*owner.buffers(), *(twin(one) for _, one in attribute_tensors(owner))] if piece.is_module else []
+        forget_values([*leaves, *written])
         own = [*owner.parameters(), *owner.buffers()] if piece.is_module else []
         held = (*own, *map(twin, trial.used))
         size = self.symbol.size if self.symbol.root is not None or self.symbol.fixed else 0

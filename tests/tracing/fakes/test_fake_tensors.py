@@ -169,3 +169,28 @@ def test_rows_of_one_selection_are_written_into_those_of_another_for_any_number_
         x, mask = inputs(size)
         parts = zip(x.chunk(2), mask.chunk(2), strict=True)
         torch.testing.assert_close(pipe.step(x, mask), (sum(model(*one) for one in parts) / 2).detach())
+
+
+class Crops(nn.Module):
+    """Runs its inputs in groups of equal length, whose ends Python reads from a tensor, and cuts the result at others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        crops, start, results = [x, y, z], 0, []
+        lengths = torch.tensor([crop.shape[1] for crop in crops])
+        for end in torch.unique_consecutive(lengths, return_counts=True)[1].cumsum(0):
+            results.append(self.a(torch.cat(crops[start:end])).mean(1))
+            start = end
+        widths = torch.as_tensor([(1, 2), (2, 1)])
+        return self.b(torch.cat(torch.cat(results).split([r * c for r, c in widths], 1)[::-1], 1))
+
+
+def test_python_reads_small_tensors_of_its_own_numbers():
+    sizes = (3, 3, 2)
+    model, crops = Crops(), [torch.randn(2, size, 4) for size in sizes]
+    assert not pc.explain(model, *crops).kept_whole
+    pipe = pc.compile(model, 2, example_args=crops, n_microbatches=1, cost="analytic", partitioner="dp")
+    assert torch.equal(pipe(*crops), model(*crops))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import pipecompile as pc
 from pipecompile import TraceError
 from pipecompile.batching.call_inputs import flatten
 from pipecompile.torch_private.modes import FakeTensorMode
@@ -84,3 +85,33 @@ def test_functions_are_found_by_the_module_that_calls_them() -> None:
     function = Piece("part", "__getitem__", "model.py:3 in forward")
     calls.opaque.reasons[function] = OpaqueReason(function, TraceError(code="PC103"))
     assert calls.function_names == {("part", "__getitem__")}
+
+
+class Counts(nn.Module):
+    def forward(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        if x.mean() > 1:
+            counts += 1
+        return x
+
+
+class ReadsCounts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.counting = nn.Linear(4, 4), nn.Linear(4, 4), Counts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        number, numbers = torch.tensor(0), torch.tensor([0, 0])
+        h = self.a(self.counting(self.counting(x, number), numbers[:1])).tanh()
+        if number > 0:
+            h = h * 2
+        if numbers.sum() > 0:
+            h = h + 3
+        return self.b(h)
+
+
+def test_python_does_not_know_numbers_that_a_piece_may_write() -> None:
+    model, x = ReadsCounts(), torch.randn(4, 4)
+    pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=1, cost="analytic", check=False)
+    for mean in (0, 2):
+        x = torch.randn(4, 4) + 3 * mean
+        assert torch.equal(pipe(x), model(x))
