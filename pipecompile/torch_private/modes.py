@@ -129,7 +129,7 @@ KNOWN_ELEMENTS = 256
 """The largest tensor, in elements, whose values are known in a recording: lists of sizes have some tens."""
 
 
-class KnownValuesMode(FakeTensorMode):
+class KnownValuesMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors that know the values of a small tensor that is made of Python's numbers alone, as `torch.tensor(sizes)`, and of
     what is computed from it. Python may read such values. Torch itself keeps those of a single number. 2.11.
     """

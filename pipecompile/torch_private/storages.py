@@ -20,6 +20,7 @@ __all__ = [
     "foreach_sub",
     "is_traceable_wrapper_subclass",
     "memory_state",
+    "n_tensors",
     "preserve_versions",
     "storage_key",
     "strided_parts",
@@ -54,6 +55,12 @@ foreach_sub: Callable[..., Sequence[torch.Tensor]] = torch._foreach_sub
 
 foreach_copy: Callable[..., Any] = torch._foreach_copy_
 """Copy each tensor of the second list into that of the first, in few kernels. 2.11."""
+
+
+def n_tensors(tensor: torch.Tensor) -> int:
+    """Return how many tensors share the storage of a strided tensor, itself and those inside of torch included. 2.11."""
+    storage = tensor.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
 def storage_key(tensor: torch.Tensor) -> int:

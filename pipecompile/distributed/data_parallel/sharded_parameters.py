@@ -17,21 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket, PendingCollective, with_gradients
+from pipecompile.distributed.collectives import CollectiveGroup, GradientBucket, PendingCollective
 from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.data_parallel.held_gradients import HeldGradients, Part
+from pipecompile.distributed.data_parallel.shard_buckets import ShardBuckets, by_dtype, has_own_message
 from pipecompile.distributed.data_parallel.sharded_parameter import ShardedParameter, padded
-from pipecompile.distributed.data_parallel.weighed_gradients import weigh_in_place, weighed
+from pipecompile.distributed.data_parallel.weighed_gradients import weighed
 from pipecompile.errors import InputError
 from pipecompile.torch_private.autograd_engine import gradient_hook_tables
-from pipecompile.torch_private.device_functions import to_device
 from pipecompile.torch_private.hidden_values import hidden
 from pipecompile.torch_private.storages import foreach_copy
 
@@ -39,9 +38,6 @@ __all__ = ["Gathering", "ShardedParameters"]
 
 T = TypeVar("T", bound=torch.Tensor)
 R = TypeVar("R")
-
-_DIRECT = 1 << 20
-"""Bytes of a whole parameter from which on it is gathered by a message of its own, without a copy: benchmarks/sharding.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +185,10 @@ class ShardedParameters:
         """Start to gather parameters: large ones each into its own memory, the others with one all-gather per dtype."""
         direct, rest = list[ShardedParameter](), list[ShardedParameter]()
         for one in parameters:
-            is_direct = one.nbytes >= _DIRECT and one.is_even(self.groups[-1].size)
-            (direct if is_direct else rest).append(one)
+            (direct if has_own_message(one, self.groups[-1].size) else rest).append(one)
         return [
             *(Gathering(self._into(one), [one], is_direct=True) for one in direct),
-            *(Gathering(self._row(own), own) for own in _by_dtype(rest)),
+            *(Gathering(self._row(own), own) for own in by_dtype(rest)),
         ]
 
     @_normal_tensors
@@ -220,12 +215,12 @@ class ShardedParameters:
     def reduced(
         self, is_due: Callable[[torch.Tensor], bool], share: float, held: HeldGradients
     ) -> list[GradientBucket]:
-        """Start to reduce the gradients of the parameters that are due, weighted by `share`, with what is held for them; return a bucket
-        per dtype.
+        """Start to reduce the gradients of the parameters that are due, weighted by `share`, with what is held for them; return the
+        buckets.
         """
         every = self._parameters.values()
         due = [p for p in every if (p.shard.requires_grad or held.has(p.shard)) and is_due(p.whole)]
-        return [self._bucket(parameters, share, held) for parameters in _by_dtype(due)]
+        return ShardBuckets(self.groups, share, held).start(due) if due else []
 
     def own_parts(self, share: float) -> list[Part]:
         """Take the gradients of whole parameters, weighted by `share`."""
@@ -250,42 +245,8 @@ class ShardedParameters:
         for parameter in self._parameters.values():
             parameter.free(self.groups[-1].index, self.groups[-1].size)
 
-    def _bucket(self, parameters: Sequence[ShardedParameter], share: float, held: HeldGradients) -> GradientBucket:
-        """Start one bucket: per rank a row of padded gradients, and per parameter the number of ranks that have one for it."""
-        *replicas, group = self.groups
-        further = [held.of(one.shard) for one in parameters]
-        is_there = [
-            one.whole.grad is not None or part is not None for one, part in zip(parameters, further, strict=True)
-        ]
-        columns = [one.rows(one.gradient, group.size) for one in parameters]
-        has_gradient = to_device(torch.tensor(is_there, dtype=columns[0].dtype, device="cpu"), columns[0].device)
-        rows = torch.cat([*columns, has_gradient.expand(group.size, -1)], 1)
-        weigh_in_place(rows[:, : -len(parameters)], share)
-        own = rows.split_with_sizes([*(one.width for one in parameters), len(parameters)], 1)
-        for one, column, part in zip(parameters, own, further, strict=False):
-            one.whole.grad = None
-            if part is not None:
-                column.add_(one.rows(part, group.size))
-        pending = group.start_reduce_scatter(rows)
-        settle = partial(_add_gradients, parameters, is_there)
-        return GradientBucket([p.whole for p in parameters], pending, replicas, settle)
-
-
-def _add_gradients(parameters: Sequence[ShardedParameter], is_there: Sequence[bool], row: torch.Tensor) -> None:
-    *gradients, counts = row.split_with_sizes([*(parameter.width for parameter in parameters), len(parameters)])
-    for parameter, gradient, has_one in zip(parameters, gradients, with_gradients(is_there, counts), strict=True):
-        if has_one:
-            parameter.add_gradient(gradient)
-
 
 def _refusal(_weight: torch.Tensor) -> InputError:
     return InputError(
         "the loss reads a parameter while it is sharded", why="the analysis of the loss has not seen that"
     )
-
-
-def _by_dtype(parameters: Iterable[ShardedParameter]) -> list[list[ShardedParameter]]:
-    groups: dict[torch.dtype, list[ShardedParameter]] = {}
-    for parameter in parameters:
-        groups.setdefault(parameter.whole.dtype, []).append(parameter)
-    return [*groups.values()]

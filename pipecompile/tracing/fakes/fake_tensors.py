@@ -155,8 +155,8 @@ def _has_other_sizes(target: torch.Tensor, value: Any) -> bool:
 
 
 def _symbols(tensor: torch.Tensor) -> frozenset[Any]:
-    sizes = (size.node.expr for size in tensor.shape if isinstance(size, torch.SymInt))
-    return frozenset().union(*(expression.free_symbols for expression in sizes))
+    sizes: tuple[Any, ...] = tensor.shape
+    return frozenset().union(*(size.node.expr.free_symbols for size in sizes if isinstance(size, torch.SymInt)))
 
 
 def _set_element(target: torch.Tensor, index: Any, value: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from pipecompile.distributed.data_parallel import sharded_parameters
+from pipecompile.distributed.data_parallel import shard_buckets
 from pipecompile.distributed.data_parallel.held_gradients import HeldGradients
 from pipecompile.distributed.data_parallel.sharded_parameters import ShardedParameters
 from pipecompile.errors import InputError
@@ -86,11 +86,29 @@ def test_a_parameter_without_a_gradient_on_any_rank_gets_none(sharded: ShardedPa
     assert sharded.shard_of(model.bias).grad is None
 
 
+def test_large_gradients_are_reduced_in_their_own_memory(
+    sharded: ShardedParameters, model: nn.Linear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of each was the peak of a step that frees stages. Memory that others share is copied: they may be on their way to a rank."""
+    monkeypatch.setattr(shard_buckets, "_LARGE", 0)
+    for shares in (False, True):
+        with sharded.whole():
+            model.weight.sum().backward()
+            memory, other = model.weight.grad.data_ptr(), model.weight.grad.view(-1) if shares else None
+            counts, weight, bias = sharded.reduced(lambda weight: True, 0.5, HeldGradients())
+            assert (weight.pending.result.data_ptr() == memory) is not shares
+            assert other is None or other.tolist() == [1.0] * 6
+            for bucket in (counts, weight, bias):
+                bucket.settle(bucket.pending.wait())
+    assert sharded.shard_of(model.weight).grad.to_local().tolist() == [[1.0] * 3] * 2
+    assert sharded.shard_of(model.bias).grad is None
+
+
 def test_parameters_are_gathered_and_freed_by_stage(
     sharded: ShardedParameters, model: nn.Linear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for least in (0, 1 << 20):  # each into its own memory, and all in one message
-        monkeypatch.setattr(sharded_parameters, "_DIRECT", least)
+        monkeypatch.setattr(shard_buckets, "_LARGE", least)
         with sharded.by_stage():
             weight, bias = sharded.of({id(model.weight)}), sharded.apart_from({id(model.weight)})
             assert [one.whole is model.bias for one in bias] == [True]
