@@ -86,24 +86,6 @@ def test_a_parameter_without_a_gradient_on_any_rank_gets_none(sharded: ShardedPa
     assert sharded.shard_of(model.bias).grad is None
 
 
-def test_large_gradients_are_reduced_in_their_own_memory(
-    sharded: ShardedParameters, model: nn.Linear, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A copy of each was the peak of a step that frees stages. Memory that others share is copied: they may be on their way to a rank."""
-    monkeypatch.setattr(shard_buckets, "_LARGE", 0)
-    for shares in (False, True):
-        with sharded.whole():
-            model.weight.sum().backward()
-            memory, other = model.weight.grad.data_ptr(), model.weight.grad.view(-1) if shares else None
-            counts, weight, bias = sharded.reduced(lambda weight: True, 0.5, HeldGradients())
-            assert (weight.pending.result.data_ptr() == memory) is not shares
-            assert other is None or other.tolist() == [1.0] * 6
-            for bucket in (counts, weight, bias):
-                bucket.settle(bucket.pending.wait())
-    assert sharded.shard_of(model.weight).grad.to_local().tolist() == [[1.0] * 3] * 2
-    assert sharded.shard_of(model.bias).grad is None
-
-
 def test_parameters_are_gathered_and_freed_by_stage(
     sharded: ShardedParameters, model: nn.Linear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
