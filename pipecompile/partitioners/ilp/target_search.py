@@ -23,6 +23,7 @@ from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.dp.down_sets import MAX_PAIRS
 from pipecompile.partitioners.dp.strategy import cut_down_sets_below
 from pipecompile.partitioners.ilp.anchored_stages import anchor_bound
+from pipecompile.partitioners.ilp.average_stage import average_bound
 from pipecompile.partitioners.ilp.boundary_windows import tighten_windows
 from pipecompile.partitioners.ilp.formulation import PartitionModel, build_model
 from pipecompile.partitioners.ilp.greedy_fill import fill_stages
@@ -68,6 +69,11 @@ SOLVER_GAP = 1e-8
 
 CAPACITY_SHARE = 8
 """Divisor of the seconds left that the bound from all stages together may take."""
+
+AVERAGE_SHARE = 3
+"""Divisor of the seconds left that the bound from one stage of average work may take. Random graphs of 90 to 190 clusters
+(`benchmarks/partition_random.py`) in 16 stages take 2 to 6 CPU seconds, with 190 up to 15.
+"""
 
 REFINING = 4
 """Least seconds for the refinement of that bound, per second that it took: a target takes three such rounds or so."""
@@ -118,9 +124,14 @@ def _improve(state: SolverState, attempt: Attempt) -> None:
     end = monotonic() + state.seconds_left / CAPACITY_SHARE
     begin = monotonic()
     bound = capacity_bound(attempt.clusters, state.machine, attempt.target, end)
-    if bound > state.lower_bound and end - monotonic() > REFINING * (monotonic() - begin):
+    has_tensors = bound > state.lower_bound
+    if has_tensors and end - monotonic() > REFINING * (monotonic() - begin):
         bound = refined_bound(attempt.clusters, state.machine, bound, attempt.target, end)
     state.raise_bound(bound, "ilp")
+    if has_tensors and state.has_gap:
+        end = monotonic() + state.seconds_left / AVERAGE_SHARE
+        weights = attempt.clusters.time
+        state.raise_bound(average_bound(attempt.clusters, state.machine, weights, attempt.target, end), "ilp")
     if state.bottleneck > ANCHOR_RATIO * state.lower_bound:
         state.raise_bound(anchor_bound(attempt.clusters, state.machine, state.target, state.deadline), "ilp")
     improve_by_neighbourhoods(state, 2, state.seconds_left / 6 + monotonic())
