@@ -3,24 +3,27 @@
     lowered, n repetitions       ├─ prologue ─┤  ...  ├─ P ─┤├─ P, a step later ─┤  ...  ├─ epilogue ─┤
 
 The order of communication follows the times at which messages are sent if every F, I and W takes the same time: n is large enough
-for these to recur. Where the last two whole repetitions of a row are not the same, n is doubled. That the program with any number
-of repetitions is legal is shown by `verifiers/periodic.py`. Linear in the actions of n repetitions.
+for these to recur, and has one repetition more for each that a receive comes before its reader: the last repetitions have nothing to
+receive so early. Where the two before those are not the same in a row, n is doubled. That the program with any number of repetitions
+is legal is shown by `verifiers/periodic.py`. Linear in the actions of n repetitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipecompile.errors import InputError, ScheduleError
-from pipecompile.ir import SHARDING, Action, Kind, Program, Route, Schedule, Tie
+from pipecompile.ir import SHARDING, Action, Kind, Op, Program, Route, Schedule, Tie
 from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.instruction_rows import InstructionRow, InstructionTable
 from pipecompile.ir.pass_manager import PassManager
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PARTS, PeriodicProgram
+from pipecompile.ir.program_arrays import OPS, Templates, listed
 from pipecompile.ir.routes import Sums
 from pipecompile.passes.array_lowering import BY_ARRAYS, action_arrays, free_rows, transfer_rows
 from pipecompile.passes.array_meetings import meeting_rows
@@ -68,15 +71,34 @@ def lower_periodic(
     manager = lowering(all_routes, tie_sequence(ties), checkpoint=checkpoint, receive_ahead=receive_ahead, sums=sums)
     by_arrays = None if ties or receive_ahead else _with_recompute(schedule, checkpoint)
     receive_ahead = whole("receive_ahead", receive_ahead, 0, _MOST_AHEAD)
-    count = first = simulate_periodic(schedule, routes=all_routes).simulated + _MORE + receive_ahead
-    while count < max(schedule.repetitions, first + 1):
+
+    def lowered(count: int) -> Program:
         small = None if by_arrays is None else _lowered_by_arrays(by_arrays, all_routes, sums, count)
-        if small is None:
-            small = _lowered(schedule.unrolled(count), manager)
-        if (program := _periodic(schedule, small, count, 1 + receive_ahead)) is not None:
-            verify(program)
+        return _lowered(schedule.unrolled(count), manager) if small is None else small
+
+    settled = simulate_periodic(schedule, routes=all_routes).simulated
+    program = _found(schedule, lowered, settled, receive_ahead)
+    verify(program)
+    return program
+
+
+def _found(
+    schedule: PeriodicSchedule, lowered: Callable[[int], Program], settled: int, receive_ahead: int
+) -> PeriodicProgram:
+    """Return the program in parts. `lowered` is what makes it of so many repetitions, and `settled` how many it takes for times to recur.
+
+    Raise ScheduleError if it has no period.
+    """
+    count = first = settled + _MORE + receive_ahead
+    while count < max(schedule.repetitions, first + 1):
+        small = lowered(count)
+        reach = max(receive_ahead, _reach(schedule, small, settled))
+        if count < settled + _MORE + reach:
+            count = settled + _MORE + reach
+        elif (program := _periodic(schedule, small, count, 1 + reach)) is not None:
             return program
-        count *= 2
+        else:
+            count *= 2
     raise ScheduleError(
         f"the program of {schedule.repetitions} repetitions has no period",
         why="its repetitions are lowered differently",
@@ -131,11 +153,11 @@ def _lowered_by_arrays(schedule: PeriodicSchedule, routes: tuple[Route, ...], su
 
 def _periodic(schedule: PeriodicSchedule, small: Program, count: int, after: int) -> PeriodicProgram | None:
     """Return the program cut into parts; None if the last two repetitions but `after` of a row are not the same."""
-    runs, table = [], InstructionTable()
-    rows = [table.row(row) for row in small.rows]
-    for device, row in enumerate(rows):
-        first, each = (_passes(part[device]) for part in (schedule.prologue, schedule.period))
-        run = _run(row, first + each * (count - after - 3), each, schedule.step)
+    runs, rows = [], _array_rows(small)
+    for row, places, before, own in zip(rows, _places(rows), schedule.prologue, schedule.period, strict=True):
+        each = _passes(own)
+        first = _passes(before) + each * (count - after - 3)
+        run = _run(row, places[[first, first + each, first + 2 * each]].tolist(), schedule.step)
         if run is None:
             return None
         runs.append(run)
@@ -158,15 +180,43 @@ def _passes(row: Sequence[Action]) -> int:
     return sum(action.kind is not Kind.RECOMPUTE for action in row)
 
 
-def _run(row: InstructionRow, first: int, each: int, step: int) -> tuple[int, int, int] | None:
+def _array_rows(program: Program) -> list[InstructionRow]:
+    table = InstructionTable()
+    return [table.row(row) for row in program.rows]
+
+
+def _places(rows: Sequence[InstructionRow]) -> list[NDArray[np.int64]]:
+    """Return where the actions are that `checkpoint` does not add, in each of the rows of one table."""
+    actions = (one.action for one in rows[0].table.templates)
+    is_pass = np.array([a is not None and a.kind is not Kind.RECOMPUTE for a in actions])
+    return [np.flatnonzero(is_pass[row.numbers]) for row in rows]
+
+
+def _reach(schedule: PeriodicSchedule, small: Program, settled: int) -> int:
+    """Return how many repetitions a receive comes before its reader at most, in the repetitions from number `settled` on."""
+    rows, reach, m = _array_rows(small), 0, small.n_microbatches
+    templates = Templates(rows[0].table.templates)
+    for row, places, before, period in zip(rows, _places(rows), schedule.prologue, schedule.period, strict=True):
+        each = _passes(period)
+        own = places[_passes(before) + each * settled :]
+        numbers, microbatches = row.numbers[own[0] :], row.microbatches[own[0] :]
+        index, read = listed(templates.reads, numbers)
+        values, first = np.unique(read * m + microbatches[index], return_index=True)
+        received = np.flatnonzero(templates.op[numbers] == OPS[Op.RECV])
+        wanted = templates.message_class[numbers[received]] * m + microbatches[received]
+        readers = index[first[np.searchsorted(values, wanted)]]
+        until, since = (np.searchsorted(own - own[0], those) for those in (readers, received))
+        reach = max(reach, int((until - since).max(initial=0)) // each)
+    return reach
+
+
+def _run(row: InstructionRow, bounds: Sequence[int], step: int) -> tuple[int, int, int] | None:
     """Return the start of the first repetition in a lowered row, the length of a period, and the number of repetitions.
 
-    From the action number `first` on, R left out, there are two repetitions of `each` actions. They have to be the same: their run is as
-    long as instructions agree with those one period later.
+    `bounds` are those of two repetitions, one after the other. They have to be the same: their run is as long as instructions agree with
+    those one period later.
     """
-    actions = (one.action for one in row.table.templates)
-    is_pass = np.array([a is not None and a.kind is not Kind.RECOMPUTE for a in actions])
-    begin, end, last = np.flatnonzero(is_pass[row.numbers])[[first, first + each, first + 2 * each]].tolist()
+    begin, end, last = bounds
     length = end - begin
     numbers, microbatches = row.numbers, row.microbatches
     is_same = (numbers[length:] == numbers[:-length]) & (microbatches[length:] == microbatches[:-length] + step)

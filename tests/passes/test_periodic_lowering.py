@@ -78,6 +78,13 @@ def test_its_size_is_that_of_the_period() -> None:
     assert repr(many) == "PeriodicProgram(n_stages=4, n_microbatches=4000000, n_devices=4, 3999997 times 1)"
 
 
+def test_receives_may_come_repetitions_before_their_readers() -> None:
+    """The last three repetitions of the last device receive nothing of the skip. They were compared with each other: it had no period."""
+    routes = (*chain(4), Route("skip", 0, (3,)))
+    schedule = build_periodic("zb-h2", 4, 33)
+    assert unroll(lower_periodic(schedule, routes)) == lower(schedule.unrolled(), routes)
+
+
 def test_offloads_do_not_need_all_micro_batches() -> None:
     """All were simulated and lowered: so many are refused."""
     few, many = (lower_periodic(build_periodic("po-full", 4, m, n_devices=2)) for m in (40, 4 * 10**9))
