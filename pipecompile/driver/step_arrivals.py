@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.microbatches import MiniBatch, Weights, loss_gradients, scaled_gradients, scatter_tree
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.loss_analysis import LossAnalysis
@@ -23,7 +24,6 @@ from pipecompile.driver.unwatched import unwatched
 from pipecompile.errors import InputError
 from pipecompile.ir import LOSS, TARGET
 from pipecompile.options import Options
-from pipecompile.torch_private import pytree
 
 __all__ = ["Arrivals", "add_loss_gradients", "check_target", "counted_arrivals", "step_arrivals"]
 
@@ -46,7 +46,7 @@ def step_arrivals(
 
 def check_target(target: Any, options: Options) -> None:
     """Raise InputError if a target requires a gradient in a step that trains: stages send gradients to inputs alone."""
-    leaves = pytree.tree_leaves(target) if options.is_training_now else ()
+    leaves = flatten_containers(target)[0] if options.is_training_now else ()
     if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
         raise InputError(
             "the target requires a gradient",

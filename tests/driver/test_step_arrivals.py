@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,14 @@ from pipecompile.driver.backend import Backend
 from pipecompile.driver.step_arrivals import counted_arrivals, step_arrivals
 from pipecompile.errors import InputError
 from pipecompile.ir import LOSS, TARGET
+
+
+@dataclass
+class Labels:
+    """A target in an object."""
+
+    wanted: torch.Tensor
+
 
 X, LABELS = torch.randn(4, 3), torch.tensor([1, 0, 1, -100])
 
@@ -66,6 +75,22 @@ def test_a_target_that_requires_a_gradient_is_refused_in_training() -> None:
         with torch.no_grad():
             assert step().isfinite()
     pipe.step(x, target=target.detach())
+
+
+def test_targets_in_objects_and_lists_are_looked_into_like_inputs() -> None:
+    """A target that holds itself was a RecursionError, and one in an object was not refused."""
+    x, inner = torch.randn(4, 3), torch.randn(4, 2, requires_grad=True)
+
+    def loss_fn(output: torch.Tensor, target: Any) -> torch.Tensor:
+        return F.mse_loss(output, target.wanted)
+
+    pipe = pc.compile(nn.Linear(3, 2), 1, loss_fn=loss_fn, n_microbatches=2, cost="analytic")
+    with pytest.raises(InputError, match="the target requires a gradient"):
+        pipe.step(x, target=Labels(inner))
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(InputError, match="it holds itself, or is nested too deeply"):
+        pipe.step(x, target=endless)
 
 
 def test_a_copy_of_the_pipeline_says_what_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipecompile.batching.containers import flatten_containers
 from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.errors import RunError
-from pipecompile.torch_private.pytree import tree_leaves
 from pipecompile.torch_private.storages import version_of
 from pipecompile.tracing.state.preserved_run import attributes_undo, state_tensors
 from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
@@ -42,7 +42,7 @@ class CallUndo:
         }
         self._versions = {tensor: version_of(tensor) for tensor in self._gradients}
         self._undos = [_contents(tensor) for tensor in tensors.values() if tensor not in self._gradients]
-        self._undos += [_gradient(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        self._undos += [_gradient(leaf) for leaf in flatten_containers(inputs)[0] if isinstance(leaf, torch.Tensor)]
         every = [*chain.from_iterable(module.modules() for module in modules)]
         self._undos += [attributes_undo(module) for module in every if not _is_of_torch(module)]
         generators = generators_among(value for module in every for value in vars(module).values())

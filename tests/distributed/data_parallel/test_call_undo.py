@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,20 @@ def test_a_call_is_undone_and_gives_the_same_again() -> None:
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert (model.calls, model.seen, kept.entries, kept.traces) == (1, [1], ["a recording"], 1)
     assert torch.equal(*results)
+
+
+def test_gradients_of_inputs_in_objects_are_undone() -> None:
+    """A call that was made again added to them twice."""
+
+    @dataclass
+    class Batch:
+        x: torch.Tensor
+
+    x = torch.ones(2, requires_grad=True)
+    undo = undo_of(nn.Identity(), Batch(x))
+    x.sum().backward()
+    undo.restore()
+    assert x.grad is None
 
 
 def test_sums_go_into_the_memory_of_the_earlier_gradients() -> None:
