@@ -192,8 +192,7 @@ class OpaquePieces:
         6  other draws, a few times, if a piece draws random numbers
         """
         size = self.inputs.samples
-        runs, sizes = [self._first_trial(reasons, size)], [size]
-        _require_calls(runs[0])
+        runs, sizes = [_with_calls(self._first_trial(reasons, size))], [size]
 
         def add_run(other: int | None, change: DataChange) -> bool:
             """Run once more; return whether the run can be compared with the first."""
@@ -287,8 +286,8 @@ class OpaquePieces:
             return run_trial(self.model, args, kwargs, pieces, reseed=seed, thins=thins)
 
 
-def _require_calls(run: dict[Piece, list[TrialCall]]) -> None:
-    """Raise UnpredictableResult for a block of which a run has seen no call: it would cost every later run, and cure nothing."""
+def _with_calls(run: dict[Piece, list[TrialCall]]) -> dict[Piece, list[TrialCall]]:
+    """Return a run. Raise UnpredictableResult for a block of which a run has seen no call: it would cost every later run, and cure nothing."""
     for piece, calls in run.items():
         if piece.block is not None and not calls:
             raise UnpredictableResult(
