@@ -293,6 +293,7 @@ def _with_calls(run: dict[Piece, list[TrialCall]]) -> dict[Piece, list[TrialCall
             raise UnpredictableResult(
                 piece, "its function is made in the forward, or all of its calls are inside of another piece"
             )
+    return run
 
 
 def _reason_text(fault: TraceError) -> str:
