@@ -8,14 +8,18 @@ import torch
 
 from pipecompile.torch_private.modes import active_fake_mode
 
-__all__ = ["is_recomputing", "is_recomputing_region", "questions", "recomputation", "region_recomputation"]
+__all__ = [
+    "first_of_two_runs", "is_first_of_two_runs", "is_recomputing", "is_recomputing_region", "questions", "recomputation",
+    "region_recomputation",
+]  # fmt: skip
 
 
 class _Flag(local):
-    """The flags, one of each per thread, and how often a module of the user's has read the first."""
+    """The flags of a thread, and how often a module of the user's has read `is_set`."""
 
     is_set = False
     is_region = False
+    is_first = False
     questions = 0
 
 
@@ -65,3 +69,18 @@ class region_recomputation:  # noqa: N801 a context manager, named like a functi
 
     def __exit__(self, *_: object) -> None:
         _flag.is_region = self.before
+
+
+def is_first_of_two_runs() -> bool:
+    """Return whether what this thread runs now will be recomputed."""
+    return _flag.is_first
+
+
+class first_of_two_runs:  # noqa: N801 a context manager, named like a function
+    """The context in which forwards of this thread will be recomputed."""
+
+    def __enter__(self) -> None:
+        self.before, _flag.is_first = _flag.is_first, True
+
+    def __exit__(self, *_: object) -> None:
+        _flag.is_first = self.before

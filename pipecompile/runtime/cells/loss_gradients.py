@@ -1,4 +1,5 @@
 """Gradients that a loss reads, by `torch.autograd.grad` and hooks, of what earlier stages have made or use: refused where a part would lack.
+So is a `backward` in a loss that will be recomputed, which would add to `.grad` twice.
 
     stage 0   w = map(z) ──► loss                          eager    d loss / d w goes through the image, all the way
     stage 1   half of the image, from w                    here     the graph of the last stage ends at its leaves:
@@ -22,6 +23,7 @@ from pipecompile.errors import InputError
 from pipecompile.graph.stages import Stage
 from pipecompile.torch_private import pytree
 from pipecompile.tracing.loaded_names import names_in
+from pipecompile.tracing.recompute_flag import is_first_of_two_runs
 from pipecompile.tracing.state.function_state import functions_near
 
 __all__ = ["SEPARATE_GRAPHS", "LossGradients"]
@@ -45,8 +47,8 @@ class LossGradients:
     def of(
         cls, stages: Sequence[Stage], inputs: tuple[str, ...], loss_fn: Callable[..., Any] | None
     ) -> LossGradients | None:
-        """Return what is to be watched; None if there is one stage, or the code of the loss reads no gradients."""
-        is_named = len(stages) > 1 and any(map(_names_grad, functions_near(loss_fn)))
+        """Return what is to be watched; None if the code of the loss reads no gradients."""
+        is_named = any(map(_names_grad, functions_near(loss_fn)))
         return cls(tuple(stages), inputs) if is_named else None
 
     def watched(self, losses: Callable[..., Any], leaves: Sequence[Any], given: Sequence[Any]) -> Callable[..., Any]:
@@ -85,7 +87,8 @@ class LossGradients:
         return names
 
 
-_OF_GRAPH = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+_BACKWARDS = frozenset({torch.autograd.backward, torch.Tensor.backward})
+_OF_GRAPH = _BACKWARDS | {torch.autograd.grad}
 _OF_TENSOR = frozenset({torch.Tensor.register_hook, torch.Tensor.retain_grad})
 _NAMES = frozenset({"grad", "backward", "register_hook", "register_multi_grad_hook", "retain_grad"})
 
@@ -109,7 +112,7 @@ def _attribute(module: nn.Module, target: str) -> Any:
 
 
 class _Watch(TorchFunctionMode):
-    """Raise InputError at a call whose gradients would lack what goes through earlier stages."""
+    """Raise InputError at a call whose gradients would lack what goes through earlier stages, or would be added twice."""
 
     def __init__(self, gradients: LossGradients, leaves: Sequence[Any], given: Sequence[Any]) -> None:
         super().__init__()
@@ -118,6 +121,12 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check a call, and make it."""
         kwargs = kwargs or {}
+        if func in _BACKWARDS and is_first_of_two_runs():
+            raise InputError(
+                f"the loss calls {func.__name__}(), and is recomputed",
+                why="both runs would add to .grad",
+                hint='checkpoint="never", or torch.autograd.grad in place of backward',
+            )
         if func in _OF_GRAPH:
             outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
             is_second = func is torch.autograd.grad and len(args) > 1

@@ -19,23 +19,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.batching.containers import copied
 from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, forward_with_graph, make_leaves
 from pipecompile.runtime.cells.gradient_layouts import Layout
 from pipecompile.runtime.cells.kept_gradients import KeptTensor, kept_gradients_noted, pass_on, references
 from pipecompile.runtime.cells.loss_arguments import unwritten
-from pipecompile.runtime.cells.saved_state import flags_restored, state_copied
+from pipecompile.runtime.cells.saved_state import flags_restored, state_copied, user_hooks_shielded
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.accelerators import random_state, set_random_state
-from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.modes import is_any_autocast_enabled
 from pipecompile.torch_private.storages import preserve_versions
-from pipecompile.tracing.recompute_flag import recomputation
+from pipecompile.tracing.recompute_flag import first_of_two_runs, recomputation
 from pipecompile.tracing.state.change_log import Change, ChangeLog
 from pipecompile.tracing.state.effect_places import restored_places
+from pipecompile.tracing.state.muted_output import output_muted
 from pipecompile.tracing.state.random_states import (
     RANDOM_LOCK,
     RandomSource,
@@ -127,7 +126,11 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
         values = [registers[index] for index in inputs]
         with stage.noted() as change, RANDOM_LOCK if effects.may_draw_on(stage.device) else _UNCHANGED:
             kept = registers[recipe] = _recipe(values, effects, stage.device, device_types, change)
-            with _without_user_hooks(), kept_gradients_noted(asks=effects.keeps_gradients) as asked:
+            with (
+                first_of_two_runs(),
+                user_hooks_shielded(),
+                kept_gradients_noted(asks=effects.keeps_gradients) as asked,
+            ):
                 results = stage.forward(frame, values)
         if asked:
             kept.kept = references(asked)
@@ -138,13 +141,6 @@ def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[
             registers[index] = value.detach().requires_grad_(value.requires_grad) if is_tensor else value
 
     return forward
-
-
-def _without_user_hooks() -> AbstractContextManager[None]:
-    """Shield the user's `saved_tensors_hooks` from tensors of a graph that is dropped."""
-    if saved_tensor_hooks() is None:
-        return _UNCHANGED
-    return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
 
 
 def kept_apart(run: Run, stage: StageRun, *, saves: bool, recomputes: bool) -> Run:
@@ -178,7 +174,8 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
             values[place] = value
         recording = _UNCHANGED if torch.is_grad_enabled() else torch.enable_grad()
         asks = kept_gradients_noted(asks=stage.effects.keeps_gradients)
-        with recomputation(), recording, _restored(before, stage, device_types), asks as again:
+        muted = output_muted() if stage.effects.holders else _UNCHANGED
+        with recomputation(), recording, muted, _restored(before, stage, device_types), asks as again:
             graph = registers[saved] = stage.recorded(frame, values)
         graph.has_hooks |= pass_on(before.kept, again)
 

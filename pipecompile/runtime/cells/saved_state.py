@@ -9,7 +9,7 @@ evaluation mode reads running statistics in its backward, and a later call in tr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.storages import storage_key, version_of
 
-__all__ = ["flags_restored", "state_copied"]
+__all__ = ["flags_restored", "state_copied", "user_hooks_shielded"]
 
 
 class _Saved:
@@ -95,3 +95,10 @@ def _set_flags(tensors: Sequence[torch.Tensor], flags: Sequence[bool]) -> None:
     for tensor, flag in zip(tensors, flags, strict=True):
         if tensor.requires_grad != flag:
             tensor.requires_grad_(flag)
+
+
+def user_hooks_shielded() -> AbstractContextManager[object]:
+    """Return a context that shields the user's `saved_tensors_hooks` from tensors of a graph that is dropped."""
+    if saved_tensor_hooks() is None:
+        return nullcontext()
+    return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)

@@ -125,3 +125,26 @@ def test_a_weight_of_an_earlier_stage_is_refused(name: str) -> None:
         return
     with pytest.raises(RunError, match="would leave out the gradients"):
         pipe.step(torch.arange(4))
+
+
+@pytest.mark.parametrize("n_stages", [1, 2])
+def test_a_backward_in_a_loss_that_is_recomputed_is_refused(n_stages: int) -> None:
+    """Both runs of the loss added to `.grad`."""
+
+    def loss(output: Any) -> torch.Tensor:
+        value = output[0].square().mean()
+        value.backward(retain_graph=True)
+        return value
+
+    z, model = torch.randn(4, 3), Generator()
+    eager = copy.deepcopy(model)
+    for part in z.chunk(2):
+        (loss(eager(part)) / 2).backward()
+    options: dict[str, Any] = {"example_args": (z,), "n_microbatches": 2, "loss_fn": loss, "cost": "analytic"}
+    pc.compile(model, n_stages, **options).step(z)
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    model.zero_grad()
+    with pytest.raises(RunError, match=r"the loss calls backward\(\), and is recomputed"):
+        pc.compile(model, n_stages, **options, checkpoint="always").step(z)
+    assert all(parameter.grad is None for parameter in model.parameters())

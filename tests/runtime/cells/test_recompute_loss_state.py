@@ -106,3 +106,22 @@ def test_a_list_is_read_as_it_was(checkpoint: str) -> None:
         loss = F.cross_entropy(twin(part), target)
         (loss * (1 + twin.seen[-1].detach() * len(twin.seen)) / 4).backward()
     assert_same(model, twin)
+
+
+def test_a_recomputation_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    class Chatty(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.sum() < torch.inf:  # kept whole, for it reads a value
+                print("layer")
+            return x * 2
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        print("loss")
+        return output.mean()
+
+    model, x = nn.Sequential(nn.Linear(4, 4), Chatty(), nn.Linear(4, 4)), torch.randn(6, 4)
+    pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=3, loss_fn=loss, cost="analytic", checkpoint="always")
+    pipe.step(x)
+    capsys.readouterr()
+    pipe.step(x)
+    assert sorted(capsys.readouterr().out.split()) == ["layer"] * 3 + ["loss"] * 3
