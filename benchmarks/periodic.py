@@ -2,7 +2,7 @@
 
     python benchmarks/periodic.py [--cases 1f1b:64x4096,1f1b:512x4096] [--markdown benchmarks/results/periodic.md]
 
-Transfers take a tenth of a forward. Devices have one stage in 1f1b, and two in interleaved and zbv. Lowering includes the verification
+Transfers take a tenth of a forward. Devices have one stage in 1f1b, and two in the other schedules. Lowering includes the verification
 of the schedule and of the program with any number of repetitions. "Read back" parses the text of the program. "In full" is `lower` with
 its verifier for all micro-batches, where they have at most 140,000 actions. Seconds are those of the processor, on one core; the memory is
 the peak of the process in GiB.
@@ -61,7 +61,7 @@ def row(name: str, devices: int, microbatches: int, folder: Path) -> str:
 
 CASES = (
     "1f1b:64x1024,1f1b:64x4096,1f1b:128x4096,1f1b:256x4096,1f1b:512x4096,zbv:64x4096,zbv:128x4096,zbv:256x4096,interleaved:64x4096,"
-    "interleaved:128x4096"
+    "interleaved:128x4096,po-full:64x4096"
 )
 
 
