@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from threading import local
 
 import torch
@@ -43,14 +44,33 @@ def questions() -> int:
     return _flag.questions
 
 
-class recomputation:  # noqa: N801 a context manager, named like a function
-    """The context in which forwards of this thread are recomputations."""
+class _Flagged:
+    """The context in which a flag of this thread is set."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __enter__(self) -> None:
-        self.before, _flag.is_set = _flag.is_set, True
+        self.before = getattr(_flag, self.name)
+        setattr(_flag, self.name, True)
 
     def __exit__(self, *_: object) -> None:
-        _flag.is_set = self.before
+        setattr(_flag, self.name, self.before)
+
+
+def recomputation() -> AbstractContextManager[None]:
+    """Return the context in which forwards of this thread are recomputations."""
+    return _Flagged("is_set")
+
+
+def region_recomputation() -> AbstractContextManager[None]:
+    """Return the context in which forwards of this thread are recomputations of a user's region."""
+    return _Flagged("is_region")
+
+
+def first_of_two_runs() -> AbstractContextManager[None]:
+    """Return the context in which forwards of this thread will be recomputed."""
+    return _Flagged("is_first")
 
 
 def is_recomputing_region() -> bool:
@@ -61,26 +81,6 @@ def is_recomputing_region() -> bool:
     return _flag.is_region
 
 
-class region_recomputation:  # noqa: N801 a context manager, named like a function
-    """The context in which forwards of this thread are recomputations of a user's region."""
-
-    def __enter__(self) -> None:
-        self.before, _flag.is_region = _flag.is_region, True
-
-    def __exit__(self, *_: object) -> None:
-        _flag.is_region = self.before
-
-
 def is_first_of_two_runs() -> bool:
     """Return whether what this thread runs now will be recomputed."""
     return _flag.is_first
-
-
-class first_of_two_runs:  # noqa: N801 a context manager, named like a function
-    """The context in which forwards of this thread will be recomputed."""
-
-    def __enter__(self) -> None:
-        self.before, _flag.is_first = _flag.is_first, True
-
-    def __exit__(self, *_: object) -> None:
-        _flag.is_first = self.before
