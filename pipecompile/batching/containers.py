@@ -111,11 +111,9 @@ def with_tensors(value: Any, convert: Callable[[torch.Tensor], Any]) -> Any:
 
 def on_device(value: Any, device: torch.device) -> Any:
     """Return an input or a target with its tensors on `device`, in containers and objects too."""
-    return (
-        to_device(value, device)
-        if isinstance(value, torch.Tensor)
-        else with_tensors(value, partial(to_device, device=device))
-    )
+    if isinstance(value, torch.Tensor):
+        return to_device(value, device)
+    return with_tensors(value, partial(to_device, device=device))
 
 
 def copied(value: Any) -> Any:

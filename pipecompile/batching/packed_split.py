@@ -192,7 +192,7 @@ def _parts(call: _Call, functions: Mapping[str, Callable[..., Any]], sizes: tupl
     for name, values in parts.items():
         count = len(values) if isinstance(values, (list, tuple)) else None
         if count != len(sizes):
-            returned = counted(count, "entry") if count is not None else f"{type_text(values)}"
+            returned = counted(count, "entry") if count is not None else type_text(values)
             raise InputError(
                 f"the function of split for {name} returned {returned} for {counted(len(sizes), 'micro-batch')}",
                 hint="a list with one value per micro-batch",

@@ -85,7 +85,7 @@ def lower_periodic(
 def _found(
     schedule: PeriodicSchedule, lowered: Callable[[int], Program], settled: int, receive_ahead: int
 ) -> PeriodicProgram:
-    """Return the program in parts. `lowered` is what makes it of so many repetitions, and `settled` how many it takes for times to recur.
+    """Return the program in parts. `lowered` makes it for a number of repetitions, and `settled` is how many it takes for times to recur.
 
     Raise ScheduleError if it has no period.
     """

@@ -30,7 +30,7 @@ class _Left(NamedTuple):
 
 
 _LEFT: WeakKeyDictionary[dist.ProcessGroup, _Left] = WeakKeyDictionary()
-"""What is left, per default group: it ends with that group."""
+"""Groups and losses per default group, with which they end."""
 
 
 def left_group(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:

@@ -101,7 +101,7 @@ class ShardBuckets:
 
 
 def has_own_message(parameter: ShardedParameter, size: int) -> bool:
-    """Return whether a parameter is gathered from so many ranks, and its gradient reduced, in a message of its own."""
+    """Return whether a parameter is gathered from `size` ranks, and its gradient reduced, in a message of its own."""
     return parameter.nbytes >= _LARGE and parameter.is_even(size)
 
 

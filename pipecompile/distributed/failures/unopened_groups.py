@@ -20,7 +20,6 @@ __all__ = ["GroupNotOpened", "lost_at_opening", "opening"]
 _CONNECTION = "connections"
 """Name of what a rank waits for that opens its connections."""
 
-
 _LATE = 0.9
 """Share of the timeout from which on an error is that of the timeout. Torch measures it by a clock of its own."""
 
@@ -35,7 +34,7 @@ class GroupNotOpened(Exception):
 
 @contextmanager
 def opening(ranks: Iterable[int], timeout: float) -> Iterator[None]:
-    """Raise GroupNotOpened for a RuntimeError of torch in this context, which opens the group of these ranks within so many seconds."""
+    """Raise GroupNotOpened for a RuntimeError of torch in this context, which opens the group of these ranks within `timeout` seconds."""
     begun = monotonic()
     try:
         yield

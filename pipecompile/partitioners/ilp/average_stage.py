@@ -66,9 +66,7 @@ def _add_stage(mip: Mip, clusters: Clusters) -> list[LinearExpr]:
     return inside
 
 
-def _load(
-    mip: Mip, inside: Sequence[LinearExpr], clusters: Clusters, machine: Machine, target: float
-) -> LinearExpr:  # fmt: skip
+def _load(mip: Mip, inside: Sequence[LinearExpr], clusters: Clusters, machine: Machine, target: float) -> LinearExpr:
     """Return the work and the tensors of the stage, as a fraction of the target; a sender pays once for each tensor."""
     load, factor = LinearExpr(), machine.min_link_factor / target
     for v, time in enumerate(clusters.time):

@@ -200,7 +200,7 @@ def _scalar(loss: Any) -> torch.Tensor:
         whole = whole_of(loss)
         return whole if whole.dim() == 0 else whole.reshape(())
     is_tensor = isinstance(loss, torch.Tensor)
-    what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else f"{type_text(loss)}"
+    what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else type_text(loss)
     hint = "loss_fn(output, target) must return the mean over its samples"
     if isinstance(loss, tuple):
         hint += "; compile(..., has_aux=True) if it returns (loss, aux)"

@@ -68,7 +68,7 @@ def test_groups_in_which_layers_send_wait_as_long_as_a_pipeline(ranks: RankMesh)
 def test_beside_a_group_with_nccl_there_is_one_for_the_cpu_and_a_failure_spends_it(
     ranks: RankMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ranks agree on went over the GPU before, and the host waited for its stream."""
+    """Agreements went over the GPU before, and the host waited for its stream."""
     monkeypatch.setattr(own_groups, "has_gloo_alone", lambda group: False)
     aborted = list[object]()
     monkeypatch.setattr(own_groups, "abort_nccl", aborted.append)
