@@ -185,10 +185,8 @@ def piece_calls_intercepted(model: nn.Module, pieces: Iterable[Piece], handler: 
     interceptor, pieces = _PieceInterceptor(handler), tuple(pieces)
     blocks = {(piece.path, piece.block): piece for piece in pieces if piece.block is not None}
     outlined = code_outlined(model, {place for _, place in blocks}, partial(interceptor.block_call, blocks))
-    with (
-        outlined,
-        _calls_patched(model, pieces, interceptor),
-    ):  # patches before would hide functions with blocks behind themselves
+    # Patches first would hide the functions that have blocks.
+    with outlined, _calls_patched(model, pieces, interceptor):
         yield
 
 
