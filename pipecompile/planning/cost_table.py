@@ -23,6 +23,7 @@ from pipecompile.costs.user_costs import costs_from_provider, with_user_costs
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.device_placement import follow_device
 from pipecompile.options import Options
+from pipecompile.planning.thread_slowdown import slowed, thread_slowdown
 from pipecompile.runtime.partitions import stream_of
 from pipecompile.text.progress import task
 from pipecompile.text.units import counted
@@ -62,7 +63,7 @@ def measure_costs(graph: TracedGraph, candidates: Sequence[MiniBatch], options: 
         if (samples := samples_of(batch)) in table:
             continue
         try:
-            table[samples] = _measure(graph, batch.first.leaves, options, repeats)
+            table[samples] = _measure(graph, batch, options, repeats)
         except CostError as error:
             if len(candidates) == 1:
                 raise
@@ -81,8 +82,8 @@ def by_distance_to_default(candidates: Sequence[MiniBatch], options: Options) ->
     return sorted(candidates, key=lambda batch: abs(log(len(batch.sizes) / usual)))
 
 
-def _measure(graph: TracedGraph, leaves: Sequence[Any], options: Options, repeats: Repeats) -> MeasuredCosts:
-    device = options.devices[0]
+def _measure(graph: TracedGraph, batch: MiniBatch, options: Options, repeats: Repeats) -> MeasuredCosts:
+    device, leaves = options.devices[0], batch.first.leaves
     on_device, values = _moved(graph, leaves, device) if options.cost != "analytic" else (graph, leaves)
     if callable(options.costs):
         return MeasuredCosts("user", costs_from_provider(on_device, values, options.costs))
@@ -91,6 +92,9 @@ def _measure(graph: TracedGraph, leaves: Sequence[Any], options: Options, repeat
     streams = OnStreams(stream_of(options.partitions[0])) if options.partitions else nullcontext()
     with task(f"{verb} {counted(len(compute_nodes(on_device)), 'operation')}") as work, streams:
         costs = node_costs(on_device, values, cost=model, device=options.cost_device, repeats=repeats, work=work)
+        if model == "profile":
+            factor = thread_slowdown(on_device, batch, values, costs, options, budget=repeats.budget / 5)
+            costs = slowed(costs, factor)
     if options.costs:
         return MeasuredCosts(f"{model} and user", with_user_costs(graph, costs, options.costs))
     return MeasuredCosts(model, costs)
