@@ -120,15 +120,15 @@ class Communicator:
             opening = f"{int(self.groups.is_open)}{self.settings()}"
             texts = self.all_gather_text("messages to come", opening)
             check_settings([text[1:] for text in texts], self.ranks.members)
-            backend = self._open(is_new=any(text.startswith("0") for text in texts))
+            backend, use = self._open(is_new=any(text.startswith("0") for text in texts))
             for peer in (peer for peer in range(self.ranks.size) if peer != self.ranks.index):
-                channel = Channel(backend, peer, self.number, partial(self.wait, peer))
+                channel = Channel(backend, peer, use, partial(self.wait, peer))
                 self._outboxes[peer], self._inboxes[peer] = Outbox(channel), Inbox(channel)
             self.is_connected = True
             watch(self)
 
-    def _open(self, *, is_new: bool) -> Any:
-        """Return the c10d backend for messages. Raises RankLost."""
+    def _open(self, *, is_new: bool) -> tuple[Any, int]:
+        """Return the c10d backend for messages, and the number of this use of it. Raises RankLost."""
         try:
             return self.groups.opened(self.board.store, is_new=is_new)
         except GroupNotOpened as failed:

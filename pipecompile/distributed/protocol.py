@@ -48,7 +48,7 @@ __all__ = [
 
 
 class Tag(IntEnum):
-    """Tags of one communicator, as offsets from its first tag. Messages of one tag between two ranks arrive in order."""
+    """Tags of one use of a backend, as offsets from its first tag. Messages of one tag between two ranks arrive in order."""
 
     REPEATED = 0
     NEW = 1
@@ -60,9 +60,9 @@ class Tag(IntEnum):
 _N_TAGS = len(Tag)
 
 
-def tag_of(communicator: int, tag: Tag) -> int:
-    """Return the tag in the process group. Communicators of one group have different numbers, hence different tags."""
-    return _N_TAGS * communicator + tag
+def tag_of(use: int, tag: Tag) -> int:
+    """Return the tag in the process group. Pipelines use one group under different numbers, hence with different tags."""
+    return _N_TAGS * use + tag
 
 
 @dataclass(frozen=True, slots=True)

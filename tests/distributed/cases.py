@@ -54,7 +54,7 @@ TRAINING = compared_names()
 
 
 def mesh_of(shape: Sequence[int], *names: str) -> DeviceMesh:
-    """Return the mesh of this case. The next case gets another one: ranks leave a step that fails at different collectives of its groups."""
+    """Return the mesh of this shape. Cases share it until a pipeline fails: each group has threads, which wake often."""
     key = str((shape, names))
     if key not in MESHES:
         MESHES[key] = DeviceMesh("cpu", torch.arange(math.prod(shape)).view(*shape), mesh_dim_names=names)
@@ -66,7 +66,7 @@ def pair_mesh() -> DeviceMesh:
 
 
 MESHES: dict[str, DeviceMesh] = {}
-"""The meshes of this case."""
+"""The meshes of the cases since the last failure."""
 
 
 def merged(own: dict[str, torch.Tensor | None], group: dist.ProcessGroup | None = None) -> dict[str, Any] | None:
@@ -189,6 +189,23 @@ def replicated() -> Any:
     worst = max(float((p.grad - expected[name].grad).abs().max()) for name, p in pipe.named_parameters())
     return {"loss": abs(loss.item() - whole.item()), "worst": worst, "reductions": pipe.replicas.reductions,
             "own": len(list(pipe.parameters()))}  # fmt: skip
+
+
+def mesh_and_part() -> list[float]:
+    """Step pipelines of a mesh and of a part of it in turns, and return the differences of their losses from eager."""
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
+    x, y, mesh = torch.randn(8, 6).double(), torch.randn(8, 6).double(), pair_mesh()
+    expected = distance(layers(x), y).item()
+    parts = {mesh: slice(0, 5) if mesh.get_local_rank("dp") == 0 else slice(5, 8), mesh["pp"]: slice(0, 8)}
+    options: dict[str, Any] = {"loss_fn": distance, "n_microbatches": 2, "cost": "analytic"}
+    pipes = [
+        (pc.compile(copy.deepcopy(layers), 2, mesh=each, **options), part)
+        for each, part in [*parts.items(), *reversed(parts.items())]
+    ]
+    return [
+        abs(pipe.step(x[part], target=y[part]).item() - expected) for pipe, part in (*pipes, *pipes, *reversed(pipes))
+    ]
 
 
 def saved_and_loaded(directory: Path) -> Any:
@@ -322,6 +339,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "except_last": lambda: by_pairs(unet, LANGUAGE, "interleaved", checkpoint="except_last"),
     "disagreeing": disagreeing,
     "replicated": replicated,
+    "mesh and part": mesh_and_part,
     "saved": lambda: saved_and_loaded(Path(os.environ["CASES_OUT"]) / "checkpoint"),
     "predicted": predicted,
     "elsewhere": elsewhere,

@@ -164,6 +164,12 @@ def test_copies_of_a_pipeline_have_the_gradients_of_the_whole_batch(run: RankRun
     assert sum(each["own"] for each in results[:2]) == 8
 
 
+def test_pipelines_of_a_mesh_and_of_a_part_of_it_take_turns(run: RankRun) -> None:
+    for differences in run.of("mesh and part"):
+        assert len(differences) == 12
+        assert max(differences) < 1e-14
+
+
 @pytest.mark.parametrize(
     ("case", "reductions"),
     [

@@ -55,7 +55,7 @@ Waiter = Callable[[dist.Work, str], None]
 
 
 class Channel:
-    """Both directions between this rank and `peer`, on a c10d backend, with the tags of communicator `number`."""
+    """Both directions between this rank and `peer`, on a c10d backend, with the tags of its use `number`."""
 
     def __init__(self, backend: Any, peer: int, number: int, wait: Waiter) -> None:
         self.backend, self.peer, self.number, self.wait = backend, peer, number, wait

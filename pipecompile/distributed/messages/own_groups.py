@@ -48,6 +48,9 @@ _OWN: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionar
 _BACKENDS: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
 """The backend of our group with gloo, per group of a mesh."""
 
+_USES: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""Count, per group of a mesh, of the uses of its backend. Pipelines of different meshes have it in common: of a mesh and of a part of it."""
+
 _SPENT: WeakSet[dist.ProcessGroup] = WeakSet()
 """Groups of the user's in which a failed step may have a message under way."""
 
@@ -67,7 +70,7 @@ def open_own_groups(ranks: RankMesh, store: Store) -> None:
         with opening(members, ranks.timeout):
             backend = gloo_backend(meeting, group.rank(), group.size(), limit)
         without_timeout(backend)
-        _BACKENDS[group] = backend
+        _BACKENDS[group], _USES[group] = backend, 0
         kinds = device_types(group) if has_gloo_alone(group) else ()
         _OWN[group] = gloo_group(backend, meeting, {"cpu", *kinds})
 
@@ -112,16 +115,19 @@ class GroupUse:
         """Whether groups that the pipeline has opened or found open were dropped since."""
         return self._drops != _DROPS.get(self.ranks.group, 0)
 
-    def opened(self, store: Store, *, is_new: bool) -> Any:
-        """Return the c10d backend for messages between the ranks of a pipeline, whose numbers in it are their places in the pipeline.
+    def opened(self, store: Store, *, is_new: bool) -> tuple[Any, int]:
+        """Return the c10d backend for messages between the ranks of a pipeline, whose numbers in it are their places in the pipeline, and
+        the number of this use of it: each has tags of its own.
 
         With `is_new` groups are opened, by all ranks of the mesh together. Raises GroupNotOpened as `open_own_groups` does.
         """
         self._openings += 1
         if is_new:
             open_own_groups(self.ranks, PrefixStore(f"opening/{self._openings}", store))
-        self._drops = _DROPS.get(self.ranks.group, 0)
-        return _BACKENDS[self.ranks.group]
+        group = self.ranks.group
+        self._drops = _DROPS.get(group, 0)
+        _USES[group] += 1
+        return _BACKENDS[group], _USES[group]
 
     def drop(self) -> None:
         """Close and forget our groups beside those of the mesh. Groups with NCCL, and those in which layers send, are spent."""

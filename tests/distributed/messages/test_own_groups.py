@@ -33,9 +33,9 @@ def ranks(single_rank: None) -> Iterator[RankMesh]:
 def test_pipelines_share_groups_until_they_are_dropped(ranks: RankMesh) -> None:
     use, other = GroupUse(ranks), GroupUse(ranks)
     assert not use.is_open
-    backend = use.opened(HashStore(), is_new=True)
+    backend, first = use.opened(HashStore(), is_new=True)
     assert use.is_open
-    assert other.opened(HashStore(), is_new=False) is backend
+    assert other.opened(HashStore(), is_new=False) == (backend, first + 1)
     ours = own_group(ranks.group)
     assert ours is not ranks.group
     dist.all_reduce(value := torch.ones(2), group=ours)
@@ -45,7 +45,7 @@ def test_pipelines_share_groups_until_they_are_dropped(ranks: RankMesh) -> None:
     assert use.is_stale
     assert other.is_stale
     assert own_group(ranks.group) is ranks.group
-    assert use.opened(HashStore(), is_new=True) is not backend
+    assert use.opened(HashStore(), is_new=True)[0] is not backend
     assert not use.is_stale
 
 
