@@ -57,6 +57,18 @@ def test_compile_predicts_with_the_factor(monkeypatch: pytest.MonkeyPatch) -> No
     assert threads.simulate().makespan > 20 * inline.simulate().makespan
 
 
+def test_a_model_that_does_not_run_as_a_whole_keeps_its_costs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(module, "_pass", fail)
+    with caplog.at_level("INFO", logger="pipecompile.partition"):
+        assert factor(model(), **THREADS) == 1.0
+    assert "OutOfMemoryError: no room" in caplog.text
+
+
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -104,12 +116,15 @@ class Branching(nn.Module):
         self.inner = Inner()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) + 1
+        y: torch.Tensor = self.inner(x)
+        return y + 1
 
 
 class Inner(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x.sum() > 0 else x
+        if x.sum() > 0:
+            return x * 2
+        return x
 
 
 @pytest.mark.parametrize(("net", "most", "others"), [(model, 1 << 20, 1), (model, 0, 0), (Branching, 1 << 20, 0)])
