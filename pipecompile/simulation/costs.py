@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from hashlib import sha256
+from typing import Any, Unpack
 
 from pipecompile.errors import InputError
 from pipecompile.ir import SHARDING, Action, Kind, Route, Tie
@@ -47,7 +48,7 @@ class Hosts(Enum):
 
 
 class CostOptions(ShardingOptions, SliceOptions, total=False):
-    """Keyword costs of `simulate`, `advise` and `auto_schedule`; documented at `simulate`."""
+    """Keyword costs of `simulate`, `advise` and `auto_schedule`; documented at `simulate`. `DEFAULTS` has those that are not given."""
 
     forward: PerStage
     input_grad: PerStage
@@ -58,19 +59,31 @@ class CostOptions(ShardingOptions, SliceOptions, total=False):
     overlap: PerPair | None
     forward_communication: PerStage
     backward_communication: PerStage
+
     transfer: float | Mapping[str, float]
     latency: PerLink
     bandwidth: PerLink
+    engines: str
+
     host_latency: float
     host_bandwidth: float
-    engines: str
     launch: PerStage
     hosts: str
     streams: Sequence[int] | None
+
     saved_bytes: PerStage
     weight_saved_bytes: PerStage | None
     recipe_bytes: PerStage
     parameter_bytes: PerStage
+
+
+DEFAULTS = CostOptions(
+    forward=1.0, input_grad=1.0, weight_grad=1.0, backward=None, recompute=None, offload=0.0,
+    overlap=None, forward_communication=0.0, backward_communication=0.0,
+    transfer=0.0, latency=0.0, bandwidth=math.inf, engines="pair",
+    host_latency=0.0, host_bandwidth=math.inf, launch=0.0, hosts="one", streams=None,
+    saved_bytes=0.0, weight_saved_bytes=None, recipe_bytes=0.0, parameter_bytes=0.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,88 +185,64 @@ def make_costs(
     routes: Iterable[Route],
     ties: Iterable[Tie] = (),
     n_slices: int = 1,
-    *,
-    forward: PerStage = 1.0,
-    input_grad: PerStage = 1.0,
-    weight_grad: PerStage = 1.0,
-    backward: PerStage | None = None,
-    recompute: PerStage | None = None,
-    offload: PerStage = 0.0,
-    overlap: PerPair | None = None,
-    forward_communication: PerStage = 0.0,
-    backward_communication: PerStage = 0.0,
-    transfer: float | Mapping[str, float] = 0.0,
-    latency: PerLink = 0.0,
-    bandwidth: PerLink = math.inf,
-    host_latency: float = 0.0,
-    host_bandwidth: float = math.inf,
-    engines: str = "pair",
-    launch: PerStage = 0.0,
-    hosts: str = "one",
-    streams: Sequence[int] | None = None,
-    saved_bytes: PerStage = 0.0,
-    weight_saved_bytes: PerStage | None = None,
-    recipe_bytes: PerStage = 0.0,
-    parameter_bytes: PerStage = 0.0,
-    **others: object,
+    **options: Unpack[CostOptions],
 ) -> Costs:
     """Return checked costs. Raises InputError that names the argument that is unknown, or not a finite number per stage, route,
     link or slice.
     """
-    stages = partial(_of_stages, n_stages)
-    known_names("the cost", others, CostOptions.__annotations__)
-    _check_names(engines=(engines, Engines), hosts=(hosts, Hosts))
-    saved = stages("saved_bytes", saved_bytes)
-    seconds = _seconds(n_stages, forward, input_grad, weight_grad, backward, recompute)
+    known_names("the cost", options, CostOptions.__annotations__)
+    values: CostOptions = {**DEFAULTS, **options}
+    _check_names(engines=(values["engines"], Engines), hosts=(values["hosts"], Hosts))
+    stages = partial(_of_stages, values, n_stages)
+    saved, seconds = stages("saved_bytes"), _seconds(stages)
     return Costs(
         seconds,
-        _per_route(transfer, [route.value for route in routes], [tie.name for tie in ties]),
-        _per_link("latency", latency, n_devices),
-        _per_link("bandwidth", bandwidth, n_devices),
-        Engines(engines),
-        saved,
-        saved if weight_saved_bytes is None else stages("weight_saved_bytes", weight_saved_bytes),
-        stages("recipe_bytes", recipe_bytes),
-        stages("parameter_bytes", parameter_bytes),
-        stages("launch", launch),
-        Hosts(hosts),
-        _shared_streams(streams, n_devices),
-        copies if any(copies := stages("offload", offload)) else (),
-        checked_overlap(overlap, n_stages),
-        communication_seconds(seconds, forward_communication, backward_communication),
-        make_sharding_costs(n_stages, others),
-        (amount("host_latency", host_latency), amount("host_bandwidth", host_bandwidth, zero=False, finite=False)),
-        make_slice_costs(n_slices, {**others, "overlap": overlap}),
+        transfer=_per_route(values["transfer"], [route.value for route in routes], [tie.name for tie in ties]),
+        latency=_per_link("latency", values["latency"], n_devices),
+        bandwidth=_per_link("bandwidth", values["bandwidth"], n_devices),
+        engines=Engines(values["engines"]),
+        saved=saved,
+        weight_saved=stages("weight_saved_bytes", saved),
+        recipe=stages("recipe_bytes"),
+        parameters=stages("parameter_bytes"),
+        launch=stages("launch"),
+        hosts=Hosts(values["hosts"]),
+        streams=_shared_streams(values["streams"], n_devices),
+        offload=copies if any(copies := stages("offload")) else (),
+        overlap=checked_overlap(values["overlap"], n_stages),
+        communication=communication_seconds(seconds, values["forward_communication"], values["backward_communication"]),
+        sharding=make_sharding_costs(n_stages, options),
+        host_link=_host_link(values),
+        slices=make_slice_costs(n_slices, options),
     )
 
 
-def _of_stages(n_stages: int, name: str, value: PerStage) -> tuple[float, ...]:
-    return amounts(name, value, n_stages, "stage")
+def _of_stages(
+    values: Mapping[str, Any], n_stages: int, name: str, default: tuple[float, ...] | None = None
+) -> tuple[float, ...]:
+    """Return the numbers of an option, one per stage; `default` if the option is None and there is a default."""
+    if default is not None and values[name] is None:
+        return default
+    return amounts(name, values[name], n_stages, "stage")
 
 
-def _seconds(
-    n_stages: int,
-    forward: PerStage,
-    input_grad: PerStage,
-    weight_grad: PerStage,
-    backward: PerStage | None,
-    recompute: PerStage | None,
-) -> dict[Kind, tuple[float, ...]]:
+def _seconds(stages: Callable[..., tuple[float, ...]]) -> dict[Kind, tuple[float, ...]]:
     """Return the seconds of each kind of action per stage. By default, B takes as long as I and W, and R as F."""
-    names = ("forward", "input_grad", "weight_grad")
-    f, i, w = (
-        amounts(name, value, n_stages, "stage")
-        for name, value in zip(names, (forward, input_grad, weight_grad), strict=True)
-    )
-    both = tuple(a + b for a, b in zip(i, w, strict=True))
+    f, i, w = map(stages, ("forward", "input_grad", "weight_grad"))
     return {
         Kind.FORWARD: f,
         Kind.INPUT_GRAD: i,
         Kind.WEIGHT_GRAD: w,
-        Kind.BACKWARD: both if backward is None else amounts("backward", backward, n_stages, "stage"),
-        Kind.RECOMPUTE: f if recompute is None else amounts("recompute", recompute, n_stages, "stage"),
-        **dict.fromkeys((Kind.OFFLOAD, Kind.RELOAD, *SHARDING), (0.0,) * n_stages),
+        Kind.BACKWARD: stages("backward", tuple(a + b for a, b in zip(i, w, strict=True))),
+        Kind.RECOMPUTE: stages("recompute", f),
+        **dict.fromkeys((Kind.OFFLOAD, Kind.RELOAD, *SHARDING), (0.0,) * len(f)),
     }
+
+
+def _host_link(values: CostOptions) -> tuple[float, float]:
+    """Return the latency and bandwidth of copies of inputs."""
+    latency = amount("host_latency", values["host_latency"])
+    return latency, amount("host_bandwidth", values["host_bandwidth"], zero=False, finite=False)
 
 
 def _check_names(**options: tuple[object, type[Enum]]) -> None:

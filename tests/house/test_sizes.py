@@ -15,7 +15,7 @@ TABLES = {
 }
 """Functions that are a solver's model or a table of numbers: up to TABLE_LINES lines."""
 
-FLAT_SIGNATURES = {("compiling.py", "compile"), ("simulation/costs.py", "make_costs")}
+FLAT_SIGNATURES = {("compiling.py", "compile")}
 """Public functions whose keywords stay flat: a user writes each by its name."""
 
 
