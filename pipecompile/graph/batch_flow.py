@@ -43,8 +43,6 @@ rows may come back in order. Mixtures of experts have 20 to 70 calls between row
 _PIECE_TRIALS = 4
 """Draws of the inputs of a piece kept whole, which is the user's own code and may take long."""
 
-Rules = tuple[MergeRule, ...]
-
 
 class BatchFlow:
     """The rules of all values of a graph.

@@ -39,7 +39,7 @@ from pipecompile.text.input_checks import whole
 from pipecompile.text.shown_value import type_text
 from pipecompile.text.text_file import save_text
 
-__all__ = ["PARTS", "PeriodicProgram", "is_later", "later"]
+__all__ = ["PARTS", "PeriodicProgram", "later"]
 
 Rows = tuple[Sequence[Instruction], ...]
 """Per device a tuple of instructions, or an InstructionRow."""
@@ -83,29 +83,6 @@ def _of_first_stage(row: Sequence[Instruction]) -> set[int]:
         return {microbatch for number, microbatch in pairs if number in own}
     actions = (i.action for i in row if i.action is not None)
     return {action.microbatch for action in actions if action.stage == 0}
-
-
-def is_later(row: Sequence[Instruction], other: Sequence[Instruction], microbatches: int) -> bool:
-    """Return whether `row` is `other` with numbers of micro-batches higher by `microbatches`, whatever their slots."""
-    return len(row) == len(other) and all(_is_later(a, b, microbatches) for a, b in zip(row, other, strict=True))
-
-
-def _is_later(one: Instruction, other: Instruction, microbatches: int) -> bool:
-    a, b = one.action, other.action
-    if a is not None and b is not None:
-        is_action = (a.stage, a.kind, a.microbatch) == (b.stage, b.kind, b.microbatch + microbatches)
-    else:
-        is_action = a is b
-    return (
-        is_action
-        and (one.op, one.peer, one.tie, one.overlaps) == (other.op, other.peer, other.tie, other.overlaps)
-        and (len(one.reads), len(one.writes)) == (len(other.reads), len(other.writes))
-        and all(
-            (c.value.name, c.value.microbatch, c.value.consumer)
-            == (d.value.name, d.value.microbatch + microbatches, d.value.consumer)
-            for c, d in zip((*one.reads, *one.writes), (*other.reads, *other.writes), strict=True)
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True)

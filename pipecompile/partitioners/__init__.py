@@ -8,7 +8,6 @@ minimised), `solver.py` (the order of the methods). `verify.py` checks problems 
 `constraints.py` treats what the user forces on the cut, `machine.py` what devices can do, `incumbent.py` the state of a solve.
 """
 
-from pipecompile.partitioners.constraints import ConstraintCost as ConstraintCost
 from pipecompile.partitioners.incumbent import Progress as Progress
 from pipecompile.partitioners.objective import StageLoad as StageLoad
 from pipecompile.partitioners.objective import stage_loads as stage_loads
@@ -17,6 +16,5 @@ from pipecompile.partitioners.problem import Problem as Problem
 from pipecompile.partitioners.problem import Shared as Shared
 from pipecompile.partitioners.problem import Tensor as Tensor
 from pipecompile.partitioners.solver import Partition as Partition
-from pipecompile.partitioners.solver import cost_of_constraints as cost_of_constraints
 from pipecompile.partitioners.solver import partition as partition
 from pipecompile.partitioners.verify import verify_problem as verify_problem

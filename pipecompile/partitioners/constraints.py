@@ -2,14 +2,12 @@
 
 pins {a: 2, d: 1}          a ──▶ b ──▶ c ──▶ d           a is in stage 2, so d is in 2 or later, yet pinned to 1
 
-This module checks that the constraints can be met, derives the range of stages that they leave to every cluster, and states
-how much slower they make the pipeline.
+This module checks that the constraints can be met, and derives the range of stages that they leave to every cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import networkx as nx
 
@@ -19,31 +17,10 @@ from pipecompile.partitioners.problem import Problem
 from pipecompile.text.shown_value import shown
 from pipecompile.text.units import counted
 
-__all__ = ["ConstraintCost", "StageRanges", "check_constraints", "stage_ranges", "without_constraints"]
+__all__ = ["StageRanges", "check_constraints", "stage_ranges"]
 
 StageRanges = tuple[list[int], list[int]]
 """The earliest and the latest stage of every cluster under precedence, pins and pairs apart. Ignores time and memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConstraintCost:
-    """The cost of user constraints: the bottleneck with them, the best known bottleneck without them, and the proven lower
-    bound without them, in seconds.
-    """
-
-    constrained: float
-    unconstrained: float
-    lower_bound: float
-
-    @property
-    def share(self) -> float:
-        """The slowdown of the slowest stage, as a fraction of its time without the constraints; at least 0."""
-        return max(self.constrained / self.unconstrained - 1.0, 0.0) if self.unconstrained else 0.0
-
-
-def without_constraints(problem: Problem) -> Problem:
-    """Return the problem without pins and pairs apart."""
-    return replace(problem, pins={}, apart=())
 
 
 def stage_ranges(clusters: Clusters, n_stages: int) -> StageRanges | None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pipecompile.errors import InputError
 from pipecompile.partitioners.clusters import Clusters, coarsen, singleton_clusters
-from pipecompile.partitioners.constraints import ConstraintCost, check_constraints, without_constraints
+from pipecompile.partitioners.constraints import check_constraints
 from pipecompile.partitioners.dp.alike_stages import cut_alike_stages
 from pipecompile.partitioners.dp.coarse_graphs import cut_coarse_graphs, recut_coarse_graphs
 from pipecompile.partitioners.dp.strategy import SHORT_ORDER, cut_all_down_sets, cut_candidate_orders, polish
@@ -29,7 +29,7 @@ from pipecompile.partitioners.verify import verify_assignment, verify_problem
 from pipecompile.text.input_checks import amount, check_kind, float_of, whole
 from pipecompile.text.shown_value import shown
 
-__all__ = ["METHODS", "Partition", "cost_of_constraints", "partition", "trivial_lower_bound", "with_cut"]
+__all__ = ["METHODS", "Partition", "partition", "trivial_lower_bound", "with_cut"]
 
 
 METHODS = ("auto", "dp", "ilp")
@@ -132,14 +132,6 @@ def partition(
         if state.assignment is None:
             raise
     return _result(state)
-
-
-def cost_of_constraints(
-    problem: Problem, constrained: Partition, n_stages: int, *, time_limit: float = 30.0, gap: float = GOOD
-) -> ConstraintCost:
-    """Return the cost of the pins and pairs apart of a problem with partition `constrained`: solve it again without them."""
-    free = partition(without_constraints(problem), n_stages, time_limit=time_limit, gap=gap)
-    return ConstraintCost(constrained.bottleneck, min(free.bottleneck, constrained.bottleneck), free.lower_bound)
 
 
 def _solve(state: SolverState, method: str, time_limit: float, gap: float) -> None:

@@ -8,7 +8,6 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.graph.cut_constraints import CutConstraints
-from pipecompile.partitioners import ConstraintCost
 from pipecompile.tracing.node_facts import facts
 from tests.support.eager import square_loss
 from tests.support.models import UNet
@@ -235,7 +234,3 @@ def test_a_plan_and_a_force_do_not_go_together() -> None:
     plan = compiled().plan
     with pytest.raises(pc.InputError, match="constraints on the cut"):
         compiled(plan=plan, pin={"head": 2})
-
-
-def test_the_price_of_nothing_is_nothing() -> None:
-    assert ConstraintCost(2.0, 0.0, 0.0).share == 0.0

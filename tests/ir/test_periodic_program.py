@@ -6,7 +6,7 @@ import pytest
 
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.ir import Program
-from pipecompile.ir.periodic_program import PeriodicProgram, is_later, later
+from pipecompile.ir.periodic_program import PeriodicProgram, later
 
 TEXT = """periodic program: 1 stages on devices 0, 5 micro-batches, 4 times 1 later
 device 0
@@ -36,10 +36,7 @@ def test_repetitions_and_the_epilogue_are_later() -> None:
     (row,) = program.rows
     assert [str(i) for i in row] == ["0F0 -> @0#0", "0F1 -> @0#1", "0B0 @0#0 ->", "FREE @0#0", "0F2 -> @0#2", "0B1 @0#1 ->",
                                      "FREE @0#1", "0B2 @0#2 ->", "FREE @0#2"]  # fmt: skip
-    assert is_later(row[4:7], row[1:4], 1)
     assert later(row[1:4], 1) == row[4:7]
-    for other in (row[5:8], row[1:4], row[4:6]):
-        assert not is_later(other, row[1:4], 1)
 
 
 @pytest.mark.parametrize(

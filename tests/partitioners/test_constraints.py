@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 from hypothesis import given, settings
-from partitioners.oracle import brute_force, legal_assignments, problems
+from partitioners.oracle import legal_assignments, problems
 
 from pipecompile.errors import InfeasibleError, InputError
-from pipecompile.partitioners import Node, Problem, cost_of_constraints, partition
+from pipecompile.partitioners import Node, Problem, partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.constraints import check_constraints, stage_ranges
 
@@ -89,11 +87,3 @@ def test_constraints_are_refused_exactly_if_no_cut_meets_them(case):
     first, last = stage_ranges(clusters, n_stages) or ([0] * len(clusters), [n_stages - 1] * len(clusters))
     for v, names in enumerate(clusters.members):
         assert {stage_of[names[0]] for stage_of in legal} <= set(range(first[v], last[v] + 1))
-
-
-def test_the_cost_of_constraints():
-    problem = chain(pins={"d": 2})
-    cost = cost_of_constraints(problem, partition(problem, 3), 3)
-    assert (cost.constrained, cost.unconstrained, cost.lower_bound) == (3.0, 2.0, 2.0)
-    assert cost.share == 0.5
-    assert brute_force(problem, 3) == (3.0, -inf)

@@ -1,6 +1,6 @@
 """Process groups of ranks that are left after others were lost. Those that are lost take no part in the making.
 
-    ranks 0, 1, 2, 3     the default group     a collective waits for ranks 2 and 3 for ever
+    ranks 0, 1, 2, 3     the default group     a collective waits for ranks 2 and 3 forever
     ranks 0, 1           a group of ours       its own ranks alone make it
 
 A process keeps them: two pipelines that lose the same copy have one group.
@@ -19,7 +19,7 @@ from pipecompile.errors import InputError
 from pipecompile.parameters.saving_group import save_among
 from pipecompile.torch_private.process_groups import group_of_some
 
-__all__ = ["left_group", "lost_ranks", "note_lost", "open_left_group", "require_present"]
+__all__ = ["lost_ranks", "note_lost", "open_left_group", "require_present"]
 
 
 class _Left(NamedTuple):
@@ -31,11 +31,6 @@ class _Left(NamedTuple):
 
 _LEFT: WeakKeyDictionary[dist.ProcessGroup, _Left] = WeakKeyDictionary()
 """Groups and losses per default group, with which they end."""
-
-
-def left_group(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-    """Return the group of these ranks; None if none was opened."""
-    return _left().groups.get(ranks)
 
 
 def open_left_group(ranks: tuple[int, ...], timeout: float) -> dist.ProcessGroup:
@@ -68,7 +63,7 @@ def require_present(ranks: tuple[int, ...]) -> None:
         raise InputError(
             f"the mesh has ranks that are lost: {', '.join(map(str, absent))}",
             where=lost[absent[0]],
-            why="a pipeline of all ranks of the mesh would wait for them for ever",
+            why="a pipeline of all ranks of the mesh would wait for them forever",
             hint="copy.deepcopy(pipe) of a pipeline that goes on; or the ranks started again, from the last checkpoint",
         )
 
