@@ -7,7 +7,7 @@ A plain `backward` lets the stages add to `.grad`. Where parameters have hooks, 
 `backward(inputs=)`), the gradients of all micro-batches are collected first and returned, so that autograd treats them as the model's.
 
 The backward half runs inline on the calling autograd thread: a worker thread that called autograd on the same GPU would wait
-for the calling thread for ever.
+for the calling thread forever.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PipelineCall(AutogradCall):
 def run_with_autograd(call: AutogradCall) -> Any:
     """Run the forward and return the results, attached to autograd.
 
-    Raise InputError if a parameter is no leaf: the backward of each stage would go on into what computed it, and free it.
+    Raise InputError if a parameter is not a leaf: each stage's backward would continue into the graph that computed it, and free it.
     """
     trigger = torch.empty(0, requires_grad=True)  # a backward is due also when only parameters require gradients
     parameters = [own for own in call.executable.parameters if own.requires_grad]
@@ -166,9 +166,9 @@ class _PipelinedCall(torch.autograd.Function):
 
 @contextmanager
 def _collected(ctx: Any) -> Iterator[list[torch.Tensor | None]]:
-    """Yield a list that has the gradients of the parameters after the block, in place of `.grad`, if autograd is to get them.
+    """Yield a list that receives the gradients of the parameters at the end of the block, if autograd is to get them.
 
-    `.grad` and hooks are as before then. In a plain backward, which reaches the trigger, the stages add to `.grad` themselves.
+    In that case `.grad` and the hooks stay as they were. In a plain backward, which reaches the trigger, the stages add to `.grad`.
     """
     parameters, (trigger, _) = ctx.parameters, ctx.next_functions[0]
     collected: list[torch.Tensor | None] = [None] * len(parameters)

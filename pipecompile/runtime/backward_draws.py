@@ -87,7 +87,7 @@ class WatchingBuilder(CodeBuilder):
 
 
 class _NewDraws(RandomDrawCounter):  # type: ignore[no-untyped-call]
-    """Counts draws but those of a region that is recomputed: it draws what its forward drew, but for generators of its own."""
+    """Counts draws, except those of a recomputed region, which repeats the draws of its forward unless it has its own generators."""
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_recomputing_region() and kwargs.get("generator") is None:

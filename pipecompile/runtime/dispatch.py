@@ -5,7 +5,7 @@
               device 1:     1F0 1F1 ...
 
 Both run the same code of the same program, so both give the same numbers, unless the order of cells shows: where stages draw random
-numbers, or run Python of the user's that leaves something behind. "auto" stays inline there.
+numbers, or run user code that leaves something behind. "auto" stays inline there.
 """
 
 from __future__ import annotations

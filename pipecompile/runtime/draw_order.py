@@ -1,8 +1,8 @@
 """The order in which the stages of a program draw random numbers, compared with that of the plain loop.
 
 loop         0F0 1F0 1B0 0B0 0F1 1F1       micro-batch by micro-batch, the backward after the forward
-schedule     0F0 1F0 0F1 1B0 1F1 0B0       the same, where forwards alone draw and each stage has a device
-copies       0F0 0F2 0F1 0F3               others, also where one stage alone draws
+schedule     0F0 1F0 0F1 1B0 1F1 0B0       the same numbers if only forwards draw and each stage has a device
+copies       0F0 0F2 0F1 0F3               other numbers, even if only one stage draws
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ class Draws:
         return order == sorted(order)
 
     def warning(self, *, threaded: bool, in_order: bool = False) -> str:
-        """Return the text of a warning that these draw in another order than the plain loop. `in_order`: one thread draws in the order of
-        the loop.
-        """
+        """Return a warning that these stages draw in another order than the plain loop. `in_order`: one thread draws in that order."""
         numbers = sorted({*self.forward, *self.backward})
         has_more = len(numbers) > 1
         stages = f"stage{'s' * has_more} {', '.join(map(str, numbers))}"

@@ -95,7 +95,7 @@ class Executable:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the order of cells or their thread shows: stages draw random numbers, run Python of the user's that may leave something
+        """Whether the order of cells or their thread shows: stages draw random numbers, run user code that may leave something
         behind, read a `threading.local`, or set kernels for a part of a forward; or stages have several copies, whose gradients are
         added in the order of the cells. Hooks and draws of backwards count as `is_ordered_now` has found them.
         """
@@ -258,7 +258,7 @@ class Executable:
             code.streams.join()
 
     def _abandon(self, code: Code, frame: Frame) -> None:
-        """Let go of what a failed run holds, when no stream uses it any more: the exception keeps the frame alive."""
+        """Drop what a failed run holds, when no stream uses it any more: the exception keeps the frame alive."""
         self.norms.forget()
         if code.streams is not None:
             with suppress(RuntimeError):  # the error of the run, once more

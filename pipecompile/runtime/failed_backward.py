@@ -1,12 +1,12 @@
-"""The line of the forward whose backward a kernel could not run: an error of C++ has no frame of the user's.
+"""The line of the forward whose backward failed in a kernel: an error from C++ has no user frame.
 
     autograd graph of the cell      what the nodes saved     as recorded      line
     ExpBackward0                    held                     exp              h = x.exp()
     SinBackward0                    held, here it failed     sin              g = h.sin()
     AddmmBackward0                  freed                    head             return self.head(g)
 
-The engine runs a node when all later ones have run, and frees what a node saved after it. So the latest node that still holds
-something has failed. Fake tensors of the recording have autograd graphs, too, with the nodes of the cell in the same order.
+The engine runs a node after all later nodes, and then frees its saved tensors. So the latest node that still holds saved tensors has
+failed. Fake tensors of the recording have autograd graphs too, with the nodes of the cell in the same order.
 """
 
 from __future__ import annotations

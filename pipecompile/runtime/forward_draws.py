@@ -1,8 +1,8 @@
-"""Random draws of Python of the user's in forwards: of pieces kept whole and of hooks of layers, which draw in some calls alone.
+"""Random draws of user code in forwards: pieces kept whole and hooks of layers, which may draw in some calls only.
 
-    self.dropout.train(self.calls > 100)     no trial run has drawn, and no node of the graph shows it
+    self.dropout.train(self.calls > 100)     no trial run has drawn, and no node of the graph shows the draw
 
-So every forward of a stage with such Python is watched until it draws.
+So every forward of a stage with such code is watched until it draws.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["ForwardDraws"]
 
 
 class ForwardDraws:
-    """The stages whose forward was seen to draw random numbers though no node of their graph does."""
+    """The stages whose forward has drawn random numbers although no node of their graph does."""
 
     def __init__(self) -> None:
         self.stages: set[int] = set()
 
     def watched(self, run: Run, stage: int, sources: Sequence[RandomSource]) -> Run:
-        """Return the function of a forward of a stage, which looks whether these sources and torch's are drawn from."""
+        """Wrap the forward of a stage, to note whether it draws from these sources or torch's generator."""
 
         def function(frame: Frame) -> None:
             if stage in self.stages:

@@ -1,4 +1,4 @@
-"""The order in which a stage runs its forwards, compared with that of the plain loop: what forwards write comes out in that order.
+"""The order in which a stage runs its forwards, compared with the plain loop: running statistics depend on it.
 
 loop         0F0 0F1 0F2        running_mean after micro-batches 0, 1, 2: the last one counts most
 schedule     0F1 0F0 0F2        the same mean of other weights
@@ -112,7 +112,7 @@ def _orders_of(actions: Iterable[Action]) -> dict[int, tuple[int, ...]]:
 
 
 def _written(cell: Cell | VariantCell, names: Mapping[int, str]) -> str:
-    """Return what the forwards of a stage write, or "" if that is nothing."""
+    """Return a text for what the forwards of a stage write; "" if they write nothing."""
     effects = cell.all_effects
     buffers = [names[id(one)] for each in effects for one in each.written_buffers if id(one) in names]
     others = any(one.leaves_values for one in effects)

@@ -1,4 +1,4 @@
-"""Times of cells on GPUs: two events around each cell on the stream that computes it, read when the timeline is first looked at.
+"""Times of cells on GPUs: two events around each cell on its compute stream, read when the timeline is first used.
 
     fork     origin on GPU 0 ──► waited for by GPU 1, origin there          on idle streams: one moment, up to the time of a signal
     1F0      start ■ kernels ■ end                                          seconds from the origin of its own GPU

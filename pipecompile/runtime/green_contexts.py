@@ -1,10 +1,10 @@
-"""Green contexts: streams whose kernels run on a part of the multiprocessors of an NVIDIA GPU alone.
+"""Green contexts: streams whose kernels run on a part of the multiprocessors of an NVIDIA GPU.
 
     132 multiprocessors   [ 0 ... 31 ][ 32 ... 63 ][ 64 ... 95 ][ 96 ... 127 ] 4 left         split once, so that no two parts share any
                            stream 0    stream 1     stream 2     stream 3
 
-`torch.cuda.green_contexts` of torch 2.11 splits off the first group each time, so two of its contexts have the same multiprocessors. So the
-driver is called here, by way of the package cuda.bindings, which torch's CUDA builds bring along (driver 12.4 or newer).
+Every context of `torch.cuda.green_contexts` in torch 2.11 gets the first group, so two contexts share multiprocessors. This module calls
+the driver through the package cuda.bindings instead, which comes with CUDA builds of torch (driver 12.4 or newer).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _driver() -> Any:
 
 
 def _called(cu: Any, result: Any) -> Any:
-    """Return the results of a function of the driver. Raise NoPartitionsError for a code that is no success."""
+    """Return the results of a driver function. Raise NoPartitionsError if it reports an error."""
     if result[0] != cu.CUresult.CUDA_SUCCESS:
         raise NoPartitionsError(f"the driver says {result[0]}")
     return result[1] if len(result) == 2 else result[1:]

@@ -2,10 +2,10 @@
 
     a weight of stages 0 and 2     2B0 ─► kept   0B0 ─► kept + own ─► hooks ─► .grad ─► hooks after accumulation
 
-Every stage runs a backward of its own, in which autograd calls the hooks on the part of the gradient that it has found. In a loop over
-micro-batches they get the sum. So during a run the hooks of such parameters are held: a part goes neither to them nor to `.grad`, and the
-last backward of the micro-batch that can reach the parameter passes all on. Parameters that a loss may read count as those of the
-last stage too. What `register_multi_grad_hook` joins is passed on in one backward. Nothing is held in a run without hooks.
+Every stage runs its own backward, in which autograd calls the hooks on that stage's part of the gradient. In a loop over micro-batches
+they get the sum. So during a run the hooks of such parameters are held: a part goes neither to them nor to `.grad`, and the last
+backward of the micro-batch that can reach the parameter passes the sum on. A parameter that a loss may read counts as one of the last
+stage too. Parameters joined by `register_multi_grad_hook` are passed on in one backward. A run without hooks holds nothing.
 
 On GPUs nothing is held, and neither are hooks on the node that adds to `.grad`: a warning says so.
 """

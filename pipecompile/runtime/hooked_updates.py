@@ -132,7 +132,7 @@ class HookedUpdates:
         return self._watched
 
     def note_hooks(self) -> None:
-        """Take the hooks that were registered during a run for none on nodes. An exception of a hook has the node, and is not asked."""
+        """Assume that the hooks registered during a run are not on nodes. An exception of a hook has the node, and is not asked."""
         self._hook_count = hooks_registered()
 
     def check(self, before: Before) -> None:

@@ -47,7 +47,7 @@ def simulate_launches(program: Program, **costs: Unpack[CostOptions]) -> Timelin
 
 
 def _not_launched(program: Program, costs: Costs) -> tuple[str, str] | None:
-    """Return what one process does not do of a program under these costs, and what it does; None if it does all."""
+    """Return a part of the program that one process cannot run under these costs, and the alternative; None if it can run all."""
     if program.ties:
         return "ties", "one process keeps tied parameters equal by itself"
     if costs.engines is not Engines.PAIR:

@@ -4,8 +4,8 @@
                     threads takes 110,000 page faults and 290 ms
     as set here     no page faults after the first step, which takes 190 to 200 ms, with less memory resident
 
-Profiled times of nodes hold for a step only if both find memory in the same way, so profiling uses the setting too. The
-setting is the process's and stays. It is not made if a variable `MALLOC_...` is set, or if the C library is not glibc.
+Profiled times of nodes hold for a step only if both allocate memory in the same way, so profiling uses the setting too. The setting
+holds for the process from then on. It is not made if a variable `MALLOC_...` is set, or if the C library is not glibc.
 """
 
 from __future__ import annotations

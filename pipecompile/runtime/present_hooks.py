@@ -1,7 +1,7 @@
-"""Hooks that layers and gradients have now: those that were registered after the first step change what a program has to look out for.
+"""Hooks that layers and gradients have now. Hooks registered after the first step can rule out threads.
 
 step 1 .. 3     no hooks: "auto" gives each device a thread
-step 4          hooks of two layers leave something for each other: the order of cells shows, and one thread runs all again
+step 4          hooks of two layers share state, so the order of cells matters, and one thread runs all devices again
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["PresentHooks"]
 
 
 class PresentHooks:
-    """The hooks of these modules and parameters. They are looked for when a hook was registered anywhere since the last look."""
+    """The hooks of these modules and parameters. `look` searches again only if a hook was registered anywhere since its last call."""
 
     def __init__(self, modules: Iterable[nn.Module], parameters: Iterable[torch.Tensor]) -> None:
         self._modules = tuple(dict.fromkeys(layer for module in modules for layer in module.modules()))
@@ -38,5 +38,5 @@ class PresentHooks:
         tables += [table for parameter in self._parameters for table in gradient_hook_tables(parameter)]
         self._known = frozenset(
             key for table in tables for key in table
-        )  # torch counts up the keys of all tables together
+        )  # torch numbers the hooks of all tables together
         return not self._known <= before

@@ -1,5 +1,5 @@
-"""Memory of receive buffers, which the next copy writes when the last reader is over: what outlives the reader has memory of its own, or
-gives it back to compute.
+"""Memory of receive buffers. The next copy writes a buffer after its last reader, so what outlives the reader gets memory of its own, or
+its memory goes back to the compute stream.
 
     copy 0►1    v#0 ■──┐                          v#3 into the memory of v#0
     compute 1          └─► 1F0 ■ ── ... 1B0 ■──────┘        an output that is a view of v#0 is copied
@@ -57,7 +57,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 
 def _strided(value: Any) -> list[torch.Tensor]:
-    """Return the strided tensors in a value: a tensor, the parts of a sparse one, or those of the tensors in nested containers."""
+    """Return the strided tensors in a value: a tensor, the parts of a sparse tensor, or the tensors in nested containers."""
     if isinstance(value, torch.Tensor):
         return strided_parts(value)
     return [part for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) for part in strided_parts(leaf)]

@@ -54,7 +54,7 @@ class Frame:
     has_hooks: bool = False
 
     def clear(self) -> None:
-        """Let go of all values, in the very containers, which a traceback may hold. The frame cannot be used again."""
+        """Drop all values, in the very containers, which a traceback may hold. The frame cannot be used again."""
         for container in (
             self.registers,
             self.channels,

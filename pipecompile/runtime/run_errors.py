@@ -111,7 +111,7 @@ def _line_of_forward(error: Exception, stage_graph: fx.Graph) -> str:
 
 
 def _parts(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, str, str]:
-    """Return what an error says, why and what to try."""
+    """Return the parts of an error message: what, why, and what to try."""
     if isinstance(error, PipecompileError):
         return error.what, error.why, error.hint
     return described(error), *_advice(error, device, peaks)
@@ -135,7 +135,7 @@ def _advice(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, st
 
 
 def _loss_note(error: BaseException) -> str:
-    """Return what the loss was called with; "" if the error is of no loss."""
+    """Return a description of the arguments of the loss; "" if the error does not come from a loss."""
     return next((note for note in getattr(error, "__notes__", ()) if note.startswith(LOSS_NOTE)), "")
 
 

@@ -77,10 +77,10 @@ class Streams(Protocol):
         """Return the link from one device, or from HOST, to another."""
 
     def fork(self, frame: Frame) -> None:
-        """Let copies launched from now on begin after what the devices compute now, and times count from now: before a run."""
+        """Begin a run: copies launched from now on wait for the devices' present work, and times count from now."""
 
     def join(self) -> None:
-        """Let what the caller launches from now on begin after the run: after a run that succeeded, before its buffers are freed."""
+        """End a successful run, before its buffers are freed: work that the caller launches from now on waits for the run."""
 
     def finish(self) -> None:
         """Return when everything launched is over: after a run that failed."""

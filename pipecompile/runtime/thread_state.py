@@ -38,7 +38,7 @@ class StagesInThreads:
 
     @contextmanager
     def kernels_restored(self) -> Iterator[None]:
-        """Restore the settings of kernels that threads leave: each takes those of another one for those outside."""
+        """Restore the settings of kernels after threads: each thread takes the settings of another thread for the outer ones."""
         if not self._sets_kernels:
             yield
             return

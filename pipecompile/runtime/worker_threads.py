@@ -118,7 +118,7 @@ class WorkerThreads:
             raise run.first_failure()
 
     def _queue(self, run: ThreadedRun) -> list[Context]:
-        """Give each thread its row, and return the contexts in which they run: copies of that of the caller."""
+        """Give each thread its row. Return the contexts in which they run: copies of the caller's context."""
         contexts = [copy_context() for _ in self.jobs]
         for device, (queue, context) in enumerate(zip(self.jobs, contexts, strict=True)):
             queue.put(partial(context.run, run.run_row, device))

@@ -1,8 +1,8 @@
-"""Attributes that a forward leaves, as the backward of the same micro-batch finds them: hooks and autograd functions read them.
+"""Attributes that a forward sets, restored for the backward of the same micro-batch: hooks and autograd functions read them.
 
     F0  self.scale = 2     F1  self.scale = 3     B0  self.scale = 2; hook: g * self.scale; self.scale = 3 again     B1
 
-Another micro-batch may run its forward before the backward of this one. A value that the user or a backward has put there is left.
+Another micro-batch may run its forward before the backward of this one. A value that the user or a backward has set stays.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ __all__ = ["BackwardReads"]
 
 
 class BackwardReads:
-    """Keeps what the forwards of a program leave in attributes and dicts until their backwards. `Frame.kept` has, by stage and
-    micro-batch, the values by container and key. A backward finds what the forwards of all stages have left. In threads, where others
-    must not see that, a backward that runs no Python of the user's finds what is there.
+    """Keeps the values that the forwards of a program set in attributes and dicts until their backwards.
+
+    `Frame.kept` has, by stage and micro-batch, the values by container and key. A backward sees the values that the forwards of all
+    stages have set for its micro-batch. With threads, a backward that runs no user code sees the present values, since other threads
+    must not see the exchange.
     """
 
     def __init__(self, stages: dict[int, _LeftKeys], hooked: Collection[int] = (), *, threaded: bool = False) -> None:
         self._stages, self._hooked, self._threaded = stages, hooked, threaded
-        self._ends = Counter[int]()  # per micro-batch, the backwards that this is around
+        self._ends = Counter[int]()  # per micro-batch, the number of wrapped backwards
         self._counting = Lock()
 
     @property
     def hooked(self) -> Collection[int] | None:
-        """The stages whose backwards exchange attributes in any run; None if none is kept."""
+        """The stages whose backwards always exchange attributes; None if no attributes are kept."""
         return self._hooked if self._stages else None
 
     @classmethod
     def of(cls, program: Program, cells: Sequence[Cell | VariantCell], *, threaded: bool = False) -> BackwardReads:
-        """Return what keeps the attributes that the stages of these cells leave. Without a backward in the program nothing is kept."""
+        """Return the BackwardReads for the stages of these cells. Without a backward in the program, no attributes are kept."""
         trains = any(i.action is not None and i.action.kind not in UNTRAINED for row in program.rows for i in row)
         effects = {stage: cell.all_effects for stage, cell in enumerate(cells if trains else ())}
         leaves = {stage: each for stage, each in effects.items() if any(one.leaves_values for one in each)}
@@ -50,7 +52,7 @@ class BackwardReads:
         return cls(keys, _hooked_stages(cells), threaded=threaded)
 
     def around(self, run: Run, action: Action) -> Run:
-        """Return the function of an action: a forward notes what it leaves, and a backward finds it."""
+        """Wrap the function of an action: a forward notes the values that it sets, and a backward sees them."""
         keys = self._stages.get(action.stage)
         if action.kind is Kind.FORWARD:
             return run if keys is None else self._noting(run, (action.stage, action.microbatch), keys)
@@ -83,20 +85,20 @@ class BackwardReads:
         return reading
 
     def _is_last(self, frame: Frame, microbatch: int) -> bool:
-        """Count a backward that is over. Return whether it was the last one of its micro-batch: not all stages wait for each other."""
+        """Count a finished backward. Return whether it was the last of its micro-batch, which any stage can have."""
         with self._counting:
             frame.ended[microbatch] += 1
             return frame.ended[microbatch] == self._ends[microbatch]
 
 
 def _hooked_stages(cells: Sequence[Cell | VariantCell]) -> frozenset[int]:
-    """Return the stages whose backwards, or that of the loss behind them, may run Python of the user's."""
+    """Return the stages whose backward, including that of the loss, may run user code."""
     effects = enumerate(cell.all_effects for cell in cells)
     return frozenset(stage for stage, each in effects if any(one.hooks_backward or one.holders for one in each))
 
 
 class _LeftKeys:
-    """The keys of the dicts near one stage whose values its forwards were seen to replace."""
+    """The keys, in the dicts that a stage can reach, whose values its forwards have replaced."""
 
     def __init__(self, places: LeftPlaces) -> None:
         self._places = places
@@ -111,7 +113,7 @@ class _LeftKeys:
         return [dict(items_in(one)) for one in self._dicts]
 
     def note(self, before: Sequence[dict[Any, Any]]) -> None:
-        """Note the keys whose values are others than before."""
+        """Note the keys whose values have changed since `before`."""
         for held, old in zip(self._dicts, before, strict=True):
             for name, value in items_in(held):
                 if name not in old or old[name] is not value:
@@ -123,7 +125,7 @@ class _LeftKeys:
 
 
 def _forget(frame: Frame, key: tuple[int, int]) -> None:
-    """Let go of what a forward has left, but for what is there now: a micro-batch that began before may still have to find its own."""
+    """Drop the values of a forward, except those in place now: `_replace` recognises them while earlier micro-batches have a backward left."""
     left = frame.kept.pop(key, {})
     present = {place: (held, own) for place, (held, own) in left.items() if value_at(held, place[1]) is own}
     if present:
@@ -131,7 +133,7 @@ def _forget(frame: Frame, key: tuple[int, int]) -> None:
 
 
 def _run_with(run: Run, frame: Frame, keys: Sequence[tuple[int, int]]) -> None:
-    """Run a backward that finds what the forwards of these stages and micro-batches have left."""
+    """Run a backward that sees the values that the forwards of these stages and micro-batches have set."""
     replaced = [one for key in keys for one in _replace(frame, key)]
     try:
         run(frame)
@@ -142,8 +144,8 @@ def _run_with(run: Run, frame: Frame, keys: Sequence[tuple[int, int]]) -> None:
 
 
 def _replace(frame: Frame, key: tuple[int, int]) -> list[tuple[dict[Any, Any], Any, Any, Any]]:
-    """Put what the forward of a stage and micro-batch has left in the place of what later forwards have. Return (container, key, the
-    value that is there now, the value before).
+    """Put the values of the forward of a stage and micro-batch where later forwards have replaced them. Return tuples (container, key,
+    the new value, the value that it replaces).
     """
     later = [kept for (stage, _), kept in list(frame.kept.items()) if stage == key[0]]
     replaced = []

@@ -49,7 +49,7 @@ class Observations:
     parts: list[Part] = field(default_factory=list)
 
     def merged(self) -> BatchMoments | None:
-        """Return the statistics of all that was observed; None for nothing."""
+        """Return the statistics of all observations; None without any."""
         merge_all([self])
         return self.moments
 

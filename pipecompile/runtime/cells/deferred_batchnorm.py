@@ -178,7 +178,7 @@ class DeferredNorms:
                     norm.begin()
 
     def forget(self) -> None:
-        """After a run that failed, drop what it recorded."""
+        """Drop the records of a failed run."""
         self._link(is_linked=False)
         if self.norms:
             with torch.inference_mode(False), torch.no_grad():
@@ -199,7 +199,7 @@ class DeferredNorms:
                     norm.settle()
 
     def share(self, home: Iterable[torch.Tensor]) -> None:
-        """Return at once: there are no copies of the pipeline to share the buffers with."""
+        """Do nothing: there are no copies of the pipeline to share the buffers with."""
 
     def _link(self, *, is_linked: bool) -> None:
         for call, receiver in self.links:

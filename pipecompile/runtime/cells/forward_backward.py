@@ -224,7 +224,7 @@ def weight_cell(remainder: int, divided: DividedBackward) -> Run:
 
 
 def _own(gradient: torch.Tensor | None, received: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return a gradient in memory that nothing else writes: a copy, if a tensor that is not one of `received` lives there, too.
+    """Return a gradient in memory that nothing else writes: a copy if a tensor outside of `received` shares the memory.
 
     Of `leaf.view(4) + weight.view(4)` autograd makes two gradients in one memory. The next micro-batch adds to that of the weight.
     """

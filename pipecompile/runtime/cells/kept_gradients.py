@@ -1,6 +1,6 @@
-"""Gradients that a forward asks for (`h.retain_grad()`) under recomputation: the tensor that the user sees gets that of its recomputation.
+"""Gradients retained by a forward (`h.retain_grad()`) under recomputation: the user's tensor gets the gradient of its recomputed twin.
 
-F   h.retain_grad(); self.h = h     the user has this tensor, whose graph is dropped
+F   h.retain_grad(); self.h = h     the user holds this tensor, whose graph is dropped
 R   h'.retain_grad()                the backward goes through this one: what reaches h' is added to h.grad
 """
 
@@ -52,7 +52,7 @@ def pass_on(kept: Sequence[KeptTensor], again: Sequence[torch.Tensor]) -> bool:
 
 
 def show_gradient(made: torch.Tensor, shown: torch.Tensor) -> None:
-    """Let a tensor that takes the place of one whose gradient was asked for get it. `shown` keeps `made` alive."""
+    """Let the tensor that replaces one with a retained gradient receive that gradient. `shown` keeps `made` alive."""
     shown.retain_grad()
     setattr(made, _SHOWN, ref(shown))
     pass_on([ref(made)], [made])

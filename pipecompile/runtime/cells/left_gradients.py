@@ -23,7 +23,7 @@ class LeftTensor:
     leaf: torch.Tensor | None = None
 
     def shown(self) -> torch.Tensor:
-        """Return what the loss reads in place of the tensor: a view of a new leaf if it has a gradient, as of the inputs of stages."""
+        """Return the tensor that the loss reads instead: a view of a new leaf if the tensor requires a gradient, as inputs of stages have."""
         if self.edge is None or not torch.is_grad_enabled():
             return self.values
         self.leaf = self.values.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""The places in which a stage may leave tensors: where its effect nodes write, and the objects near its hooks and pieces kept whole."""
+"""Places where a stage may store tensors: targets of its effect nodes, and objects that its hooks and pieces kept whole can reach."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipecompile.tracing.state.snapshot import content_of, places_of, set_conten
 __all__ = ["LeftPlaces", "exchanged", "gradients_refused"]
 
 Tensors = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
-"""Id of a tensor to the tensor and the one that takes its place."""
+"""Id of a tensor -> (the tensor, its replacement)."""
 
 
 class LeftPlaces:
@@ -40,7 +40,7 @@ class LeftPlaces:
         return list({identity(one): one for one in found}.values())
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors in the containers, each once. Parameters are no tensors that a forward leaves."""
+        """Return the tensors in the containers, each once, without parameters."""
         values = (value for container in self.containers() for value in _values(container))
         found = {id(one): one for value in values for one in _tensors(value)}
         return [one for one in found.values() if not isinstance(one, torch.nn.Parameter)]
@@ -48,9 +48,9 @@ class LeftPlaces:
 
 @contextmanager
 def exchanged(places: Sequence[LeftPlaces], instead: Tensors) -> Iterator[None]:
-    """Put other tensors in the place of some for the length of the block, and these again where the others are at its end.
+    """Replace tensors inside the block, and restore them at its end where their replacements still are.
 
-    One tensor may come in the place of several: each place gets its own again. Where the block has put the tensor itself, its first is put.
+    One tensor may replace several: each place gets its own back. Where the block itself has stored the replacement, the first is stored.
     """
     if not instead:
         yield
@@ -68,7 +68,7 @@ def exchanged(places: Sequence[LeftPlaces], instead: Tensors) -> Iterator[None]:
 
 @contextmanager
 def gradients_refused(places: Sequence[LeftPlaces]) -> Iterator[None]:
-    """Let tensors with a gradient that the block leaves refuse a backward: it would go through the graph of a stage on one micro-batch."""
+    """Make differentiable tensors that the block stores refuse a backward, which would run the graph of one stage and micro-batch."""
     before = {id(one): one for place in places for one in place.tensors()}
     yield
     new = [one for place in places for one in place.tensors() if id(one) not in before and one.requires_grad]
@@ -81,7 +81,7 @@ def gradients_refused(places: Sequence[LeftPlaces]) -> Iterator[None]:
 
 
 class _Refusing(torch.autograd.Function):
-    """The identity, without a backward. `made`, the tensor in whose place it comes, lives as long, if its gradient was asked for."""
+    """The identity, whose backward raises. If the gradient of `made`, the replaced tensor, is retained, `made` lives as long."""
 
     @staticmethod
     def forward(ctx: Any, trigger: torch.Tensor, values: torch.Tensor, made: tuple[torch.Tensor]) -> torch.Tensor:  # noqa: ARG004 the trigger has the gradient
@@ -102,7 +102,7 @@ _Replaced = tuple[Any, Any, Any, Any]
 
 
 def _exchange(containers: Sequence[Any], instead: Tensors) -> list[_Replaced]:
-    """Put other tensors in the place of some, and return what was replaced."""
+    """Replace tensors, and return the replacements that were made."""
     replaced = [one for container in containers for one in _replaced(container, instead)]
     for container, key, new, _ in replaced:
         _put(container, key, new)
@@ -130,7 +130,7 @@ def _put(container: Any, key: Any, value: Any) -> None:
 
 
 def _put_back(container: Any, key: Any, new: Any, old: Any) -> None:
-    """Put an old value where its new one still is."""
+    """Restore an old value where its replacement still is."""
     if isinstance(container, (list, deque)):
         value = container[key] if key < len(container) else None
     else:
@@ -140,7 +140,7 @@ def _put_back(container: Any, key: Any, new: Any, old: Any) -> None:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return a value that may have containers in it, in a list; none for a tensor."""
+    """Return a list with the value if it may have containers in it; an empty list for a tensor."""
     return [] if isinstance(value, torch.Tensor) else [value]
 
 
@@ -153,7 +153,7 @@ def _values(container: Any) -> Iterator[Any]:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield a tensor, or those of a tuple."""
+    """Yield a tensor, or the tensors in nested tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple):

@@ -1,13 +1,13 @@
-"""Tensors that stages leave on objects, and that the loss reads: their gradients go back to the stages that made them.
+"""Tensors that stages store on objects and the loss reads: their gradients go back to the stages that computed them.
 
     0F0   self.aux = a                          a belongs to the graph of 0F0
     1F0   self.aux = leaf; loss; self.aux = a   the leaf has the values of a
     1B0   leaf.grad
     0B0   from the outputs, and from a with leaf.grad
 
-Effect nodes, hooks of layers and pieces kept whole leave such tensors in attributes, lists and dicts. Each cell has an autograd graph of
-its own, so a loss that read `a` itself would run a backward through the graph of another cell. With recomputation that graph is not the
-one whose leaves give their gradients to earlier stages. If a stage has run ahead, the loss gets the tensor of its own micro-batch.
+Effect nodes, hooks of layers and pieces kept whole store such tensors in attributes, lists and dicts. Each cell has its own autograd
+graph, so a loss that read `a` itself would run a backward through the graph of another cell. With recomputation, that is not even the
+graph whose leaves pass gradients to earlier stages. If a stage has run ahead, the loss gets the tensor of its own micro-batch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LeftTensors:
         return run_on
 
     def around(self, function: Function, stage: int, microbatch: int) -> Function:
-        """Return the function of a stage: one that notes what it leaves or, of the last stage, that reads leaves."""
+        """Wrap the function of a stage: it notes the tensors that it stores or, in the last stage, reads leaves instead of them."""
         if not self._concerns(stage):
             return function
         return self._reading(function, microbatch) if stage == self.last else self._noting(function, stage, microbatch)
@@ -116,7 +116,7 @@ class LeftTensors:
         return noting
 
     def _note(self, frame: Frame, key: tuple[int, int], new: list[torch.Tensor]) -> None:
-        """Note what a forward has left. A recomputation has left the same once more, in another graph."""
+        """Note the tensors that a forward has stored. A recomputation has stored them once more, in another graph."""
         edges = [edge_of(one) if one.requires_grad else None for one in new]
         known = frame.left.get(key)
         if known is None:

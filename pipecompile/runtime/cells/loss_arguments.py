@@ -1,10 +1,10 @@
-"""Arguments of a loss that its stage has not computed: outputs of earlier stages and the target. The loss may write into them.
+"""Arguments of a loss that come from outside its stage: outputs of earlier stages, and the target. The loss may write into them.
 
     F   h of stage 0 ─► leaf of the last stage ─► received(leaf) ─► loss: h.mul_(2), labels.sub_(1)
     R   copies of what the loss wrote in F     ─► received(copy) ─► loss, from the same numbers
 
-Autograd refuses writes into leaves, and a loss may ask `h.grad_fn is None`. So the loss, and the stage before it, gets a tensor on the
-same memory that an operation has made, as in eager. A recomputation calls the loss again: what it wrote into its arguments is put back.
+Autograd refuses writes into leaves, and a loss may test `h.grad_fn is None`. So the last stage and its loss get a tensor on the same
+memory that an operation has produced, as in eager. Before a recomputation calls the loss again, its writes to the arguments are undone.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _memory_of(value: Any) -> int | None:
 
 
 def unwritten(copies: Mapping[int, Any], values: Sequence[Any], places: Collection[int]) -> list[int]:
-    """Return the places at which a loss has left its argument as it was: there the copy from before equals it.
+    """Return the places of the arguments that the loss has not changed: they equal their copies from before.
 
-    On accelerators a comparison would wait for all that was launched: there no place is returned.
+    On accelerators a comparison would wait for the device, so no place is returned.
     """
     return [place for place in places if place in copies and _is_same(copies[place], values[place])]
 

@@ -1,7 +1,7 @@
-"""Random draws of a loss function, which is called as it is: no graph shows them.
+"""Random draws of a loss function. The function is not recorded, so no graph shows them.
 
 checkpoint="always"         the loss runs again with its stage, on the random numbers of its forward
-draws of other stages       the order of draws is that of the schedule, of which a warning tells if the loss draws as well
+draws of other stages       draws follow the order of the schedule; a warning says so if the loss draws as well
 """
 
 from __future__ import annotations

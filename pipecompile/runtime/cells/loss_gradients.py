@@ -47,7 +47,7 @@ class LossGradients:
     def of(
         cls, stages: Sequence[Stage], inputs: tuple[str, ...], loss_fn: Callable[..., Any] | None
     ) -> LossGradients | None:
-        """Return what is to be watched; None if the code of the loss reads no gradients."""
+        """Return the LossGradients of a loss; None if its code reads no gradients."""
         is_named = any(map(_names_grad, functions_near(loss_fn)))
         return cls(tuple(stages), inputs) if is_named else None
 

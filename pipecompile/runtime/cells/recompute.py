@@ -7,8 +7,8 @@ F records an autograd graph as any forward does, and drops it at its end. So the
 `requires_grad`. The dropped graph does not raise the memory peak, since R holds as much later.
 
 R starts from the buffers as F found them, and restores those that R itself found: running statistics are updated once. While R
-runs, `is_recomputing()` is true. What Python of the user's has changed since F is undone for the length of R. State that the last
-stage leaves on the model is written again, because the loss may read it, and put back at the end of R.
+runs, `is_recomputing()` is true. Changes by user code since F are undone while R runs. State that the last stage stores on the
+model is written again, because the loss may read it, and restored at the end of R.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 class Recipe:
     """State in which a forward began: random state, autocast, buffers, the inputs that it then wrote, by place, the numbers
     of the model that it read, by label, what was where its effect nodes write, whether the tensors whose `requires_grad` it sets
-    required gradients, what Python of the user's changed since, and the tensors whose gradients it asked for.
+    required gradients, what user code changed since, and the tensors whose gradients it asked for.
     """
 
     random: _Random | None
@@ -101,7 +101,7 @@ class StageRun:
         return self.log.noted(self.effects.state_holders)
 
     def undone(self, change: Change | None) -> AbstractContextManager[list[torch.Tensor]]:
-        """Return the context of a recomputation: a change and all later ones are undone, if Python of the user's may see them. It yields
+        """Return the context of a recomputation: a change and all later ones are undone, if user code may see them. It yields
         the tensors that these wrote.
         """
         if self.log is None or change is None or not self.effects.holders:

@@ -55,7 +55,7 @@ class _SavedState(_Saved):
 def state_copied(state: Iterable[torch.Tensor]) -> Iterator[None]:
     """Let autograd save copies of these tensors and their views in this context, and any other tensor as usual.
 
-    Hooks of the user's get what they would get without the context, but copies.
+    User hooks get copies of the tensors that they would get without the context.
     """
     keys = frozenset(storage_key(tensor) for tensor in state if tensor.layout is torch.strided)
     if not keys:

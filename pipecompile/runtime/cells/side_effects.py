@@ -48,12 +48,12 @@ class SideEffects:
     sets_kernels      it sets kernels for a part of its forward (`sdpa_kernel`), which the whole process sees
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
     generators        the sources that its calls name as generators, and those that Python of its opaque pieces may draw from
-    loss              whether the loss behind it draws; None without a loss of the user's
+    loss              whether the loss behind it draws; None without a user loss
     lifted            the numbers of the model that it reads at every run
     places            where its effect nodes write
-    runs_python       it has pieces of the user's that are kept whole, or hooks of layers
+    runs_python       it has user pieces that are kept whole, or hooks of layers
     flagged           tensors of the model whose `requires_grad` its nodes set
-    hooks_backward    its backward may run Python of the user's: hooks on tensors and layers, autograd functions, regions, these pieces
+    hooks_backward    its backward may run user code: hooks on tensors and layers, autograd functions, regions, these pieces
     remakes           it makes functions anew for each micro-batch, with the objects that they hold
     holders           the modules and functions whose state these, and the loss, may change
     """
@@ -208,7 +208,7 @@ def _runs_python(called: nn.Module) -> bool:
 
 
 def _hooks_backward(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Return whether the backward of a node may run Python of the user's."""
+    """Return whether the backward of a node may run user code."""
     if facts(node).region is not None:
         return True
     if node.op == "call_module":

@@ -176,7 +176,7 @@ def loss_function(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Funct
 
 
 def _called(loss_fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return what the loss function returns. An error of it gets a note that says what it was called with."""
+    """Return the result of the loss function. If it raises, a note on its error describes its arguments."""
     try:
         with writes_noted(loss_fn):
             return loss_fn(*arguments)

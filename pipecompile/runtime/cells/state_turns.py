@@ -1,10 +1,10 @@
-"""Turns of threads that run Python of the user's: a cell that exchanges state for a while must not be seen by the cells of other stages.
+"""Turns of threads that run user code: while one cell exchanges state, the cells of other stages wait.
 
     thread 1   B of stage 1: self.n = 3 (as its forward left it) ── hook ── self.n = 6 (as it was)
     thread 2   R of stage 2: waits ───────────────────────────────────────────────────────────── self.n = 4 ── ...
 
-Backwards find attributes as their forward left them, recomputations undo what has changed since, and a loss gets the tensors of its own
-micro-batch. Each of them puts back what it found. Two of them at once would put back what the other one had put there.
+Backwards see attributes as their forward set them, recomputations undo later changes, and a loss gets the tensors of its own
+micro-batch. Each restores at its end what it has replaced. Two at once would restore each other's values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["StateTurns"]
 
 
 class StateTurns:
-    """The turns of stages that have Python of the user's, or leave values on objects. `reaches`: some change what others hold, as
+    """The turns of stages that have user code, or leave values on objects. `reaches`: some change what others hold, as
     recomputations and a loss that reads objects do, and all stages take turns. Else those do that have a container in common; until all
     have run once, all do. `hooked` are the stages whose backwards exchange state (`backward_reads.py`) in any run; where layers or
     gradients have hooks, all backwards do. None if no backward does.

@@ -150,7 +150,7 @@ def _require_plain(leaf: torch.Tensor, gradient: Any, total: torch.Tensor | None
 
 
 def _require_copyable(leaves: Sequence[Any]) -> None:
-    """Raise UncapturableError for what a replay could not give back: objects, and tensors of other kinds."""
+    """Raise UncapturableError for values that a replay cannot return: objects, and tensors that are not strided."""
     for leaf in leaves:
         is_plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided
         if not is_plain and leaf is not None and not isinstance(leaf, (bool, int, float, complex, str, bytes)):

@@ -170,7 +170,7 @@ class StageGraphs:
 
 
 def leaf_signature(leaf: Any, device: torch.device) -> Any:
-    """Return what a graph depends on; None for a leaf that is neither copied into static memory nor a plain value."""
+    """Return the part of a leaf that a graph depends on; None if the leaf is neither copied into static memory nor a plain value."""
     if isinstance(leaf, torch.Tensor):
         is_plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided
         return (

@@ -158,7 +158,7 @@ class StepGraphs:
         return self.reason is None
 
     def _prediction(self, error: UncapturableError) -> str:
-        """Return the bytes that were predicted for the graph, if memory was what it lacked."""
+        """Return the predicted bytes of the graph if the capture ran out of memory."""
         cause = getattr(error.__cause__, "error", error.__cause__)
         if self.peaks is None or not isinstance(cause, torch.OutOfMemoryError):
             return ""

@@ -1,4 +1,4 @@
-"""Aliases of weights: what a capture computes with instead of the weights themselves, in the same memory.
+"""Aliases of weights: tensors on the same memory, with which a capture computes instead of the weights themselves.
 
     captured graph    out ──► ... ──► AccumulateGrad of the alias       kept for every replay, on the stream of the capture
     a step            out ──► replay ─► AccumulateGrad of the weight    made anew, on the stream of the step
