@@ -3,7 +3,7 @@
     lists, tuples, dicts with keys that are texts or whole numbers      read
     classes, functions, sets, other keys                                refused
 
-A tuple is no key: the hash of a tuple of tuples can take for ever.
+A tuple is no key: the hash of a tuple of tuples can take forever.
 """
 
 from __future__ import annotations

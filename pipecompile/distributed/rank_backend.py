@@ -100,7 +100,7 @@ class RankBackend(Backend):
     def without_collectives(self, model: nn.Module, options: Options) -> AbstractContextManager[None]:
         """Return a context in which SyncBatchNorm layers compute alone, as recording and measuring need.
 
-        Raises InputError for SyncBatchNorm layers whose process groups would wait for ever in a step.
+        Raises InputError for SyncBatchNorm layers whose process groups would wait forever in a step.
         """
         if layers := sync_batchnorm_layers(model):
             check_sync_batchnorm(model, options.batch_norm, options.dispatch)

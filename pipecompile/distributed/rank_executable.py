@@ -168,7 +168,7 @@ class RankExecutable(Executable):
         return self._old.elsewhere({id(tensor) for module in modules for tensor in state_tensors(module)})
 
     def _abandon(self, code: Code, frame: Frame) -> None:
-        """Let go of what a failed run holds. Messages that no peer will meet end first: streams wait for them."""
+        """Drop what a failed run holds. Messages that no peer will meet end first: streams wait for them."""
         self.values.abort()
         super()._abandon(code, frame)
 

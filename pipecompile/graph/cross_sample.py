@@ -128,7 +128,7 @@ def check_sync_batchnorm(model: nn.Module, batch_norm: str | None, dispatch: str
             where=name,
             why="its statistics are those of other processes too"
             if deferred
-            else "the stages of one process may meet those of another in different orders, and wait for ever",
+            else "the stages of one process may meet those of another in different orders, and wait forever",
             hint="batch_norm='each'" if deferred else "dispatch='inline'",
         )
 

@@ -72,7 +72,7 @@ def _detaches(node: fx.Node) -> bool:
 
 
 def _may_leave_gradients(graph: fx.GraphModule, node: fx.Node, live: set[fx.Node]) -> bool:
-    """Return whether the node writes to an attribute or a container, or runs Python of the user's, which may, with something that has a
+    """Return whether the node writes to an attribute or a container, or runs user code, which may, with something that has a
     gradient: an input that is `live`, or weights of its own.
     """
     if node.op != "call_module":

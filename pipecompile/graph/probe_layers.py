@@ -71,7 +71,7 @@ class KeptPiece(nn.Module):
 
 
 class _Hooked(nn.Module):
-    """A copy of a layer with hooks of the user's."""
+    """A copy of a layer with user hooks."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

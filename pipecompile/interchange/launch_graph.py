@@ -50,7 +50,7 @@ class LaunchGraph:
     queued: dict[LaunchStep, LaunchStep] = field(default_factory=dict)
 
     def times(self) -> dict[LaunchStep, float]:
-        """Return when each step ends, in the unit of the seconds. Steps that wait for ever are left out. Linear."""
+        """Return when each step ends, in the unit of the seconds. Steps that wait forever are left out. Linear."""
         left = {step: len(before) for step, before in self.waits.items()}
         after: dict[LaunchStep, list[LaunchStep]] = {step: [] for step in self.waits}
         for step, before in self.waits.items():

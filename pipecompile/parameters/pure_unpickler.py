@@ -1,6 +1,6 @@
 """The unpickler that is written in Python. That of C reserves memory for any number that a memo entry has: nine bytes of a file took 4 GiB.
 
-A file decides what is hashed, and a tuple of tuples can take for ever to hash: 60 levels of two take 2**60 steps. So keys of dicts are
+A file decides what is hashed, and a tuple of tuples can take forever to hash: 60 levels of two take 2**60 steps. So keys of dicts are
 checked before they are hashed.
 """
 

@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 
 def meeting_rows(arrays: ProgramArrays, schedule: PeriodicSchedule, count: int) -> ProgramArrays | None:
-    """Return the program with receives moved as `order_meetings` moves them; None if some device waits for ever.
+    """Return the program with receives moved as `order_meetings` moves them; None if some device waits forever.
 
     The program is that of `schedule` with `count` repetitions, in TRANSFERS.
     """

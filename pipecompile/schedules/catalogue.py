@@ -226,7 +226,7 @@ def _entry(schedule: str | Builder) -> CatalogueEntry:
 
 
 def _built(build: Builder, *counts: Any) -> Schedule:
-    """Return the schedule of a function of the user's for (n_stages, n_microbatches, n_devices). Raise ScheduleError if it has none."""
+    """Return the schedule of a user function for (n_stages, n_microbatches, n_devices). Raise ScheduleError if it has none."""
     hint = "a function of (n_stages, n_microbatches, n_devices) that returns pipecompile.Schedule.from_rows(...)"
     try:
         schedule: object = build(*counts)

@@ -93,7 +93,7 @@ class ScheduleArrays:
         return table
 
     def run(self, count: int) -> ArrayRun:
-        """Return the run with `count` repetitions. Raise VerifyError if a device waits for ever."""
+        """Return the run with `count` repetitions. Raise VerifyError if a device waits forever."""
         step = self.schedule.step
         m = self.schedule.n_microbatches + step * (count - self.schedule.repetitions)
         rows = [_row(*parts, count, step) for parts in self.parts]

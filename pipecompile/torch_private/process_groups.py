@@ -157,7 +157,7 @@ def _numbered_apart(ranks: Sequence[int]) -> Iterator[None]:
     """Number groups that are made in this context apart from those that all ranks make. 2.11.
 
     Torch names a group by how many a rank has made. Where some ranks alone made one, all later groups have two names, and their ranks
-    wait for each other for ever.
+    wait for each other forever.
     """
     _MADE[tuple(ranks)] += 1
     text, before = f"{[*ranks]} {_MADE[tuple(ranks)]}", _world.group_count

@@ -20,7 +20,7 @@ _WHOLE = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 def is_leaf(module: nn.Module) -> bool:
     """Return True for torch.nn modules without children (Conv2d, BatchNorm2d, ReLU ...), attention and recurrent layers.
 
-    Containers (Sequential, Transformer ...) and modules of the user's are recorded through, so that they can be cut. A module
+    Containers (Sequential, Transformer ...) and user modules are recorded through, so that they can be cut. A module
     with backward hooks is a leaf, because its hooks belong to the autograd graph between its inputs and its outputs.
     """
     if any(backward_hooks_of(module)):
@@ -31,7 +31,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def has_own_python(module: nn.Module) -> bool:
-    """Return whether a module, or one inside it, is of a class that is not torch's: its forward is Python of the user's."""
+    """Return whether a module, or one inside it, is of a class that is not torch's: its forward is user code."""
     return any(not type(one).__module__.startswith("torch.") for one in module.modules())
 
 

@@ -1,7 +1,7 @@
 """Pieces of a model that may become opaque, and the interception of their calls.
 
 A piece is a submodule; or a method of a module, if no submodule is as small; or, if nothing else is, the calls of one torch function
-on one line of the user's, of one plain function, or a block of statements. The recorder and the trial runs intercept the same calls,
+on one user line, of one plain function, or a block of statements. The recorder and the trial runs intercept the same calls,
 in the same order.
 """
 
@@ -147,7 +147,7 @@ def _share(module: nn.Module, model: nn.Module) -> float:
 
 
 def _blocks(frame: FrameType, line: int, path: str) -> dict[Piece, None]:
-    """Return the blocks around a line of the user's that the module at `path` runs, the largest first."""
+    """Return the blocks around a user line that the module at `path` runs, the largest first."""
     code = original_code(frame.f_code)
     return {Piece(path, code.co_name, block=block): None for block in reversed([*blocks_around(code, line)])}
 

@@ -16,7 +16,7 @@ __all__ = [
 
 
 class _Flag(local):
-    """The flags of a thread, and how often a module of the user's has read `is_set`."""
+    """The flags of a thread, and how often a user module has read `is_set`."""
 
     is_set = False
     is_region = False

@@ -222,7 +222,7 @@ def _refuse_draws(recorder: Recorder, inputs: FlatInputs, states: RandomStates) 
     functions = map(inspect.unwrap, forwards_of(recorder.model))
     code = next((one.__code__ for one in functions if hasattr(one, "__code__")), None)
     place = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else ""
-    raise draw_refused(states, place, "around this function, in a decorator or a hook, ")  # no line of the user's drew
+    raise draw_refused(states, place, "around this function, in a decorator or a hook, ")  # no user line drew
 
 
 class Recorder(CallRecorder):

@@ -85,7 +85,7 @@ def as_trace_error(error: Exception, model: nn.Module) -> TraceError:
 
 
 def cause_of(error: TraceError, caught: BaseException) -> BaseException | None:
-    """Return what to raise `error` from after `caught`: an error that is its own cause sends a reader of causes round for ever."""
+    """Return what to raise `error` from after `caught`: an error that is its own cause sends a reader of causes round forever."""
     return error.__cause__ if error is caught else caught
 
 

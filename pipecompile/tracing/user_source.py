@@ -49,12 +49,12 @@ def _describe(frame: FrameType, line: int) -> str:
 
 
 def called_by_user() -> bool:
-    """Return whether the caller of this function's caller is code of the user's: not torch, this package or a library."""
+    """Return whether the caller of this function's caller is user code: not torch, this package or a library."""
     return is_users(sys._getframe(2))
 
 
 def is_users(frame: FrameType) -> bool:
-    """Return whether a frame runs code of the user's: not of torch, this package or a library of numbers."""
+    """Return whether a frame runs user code: not of torch, this package or a library of numbers."""
     return not is_foreign(frame) and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
 
 
@@ -100,7 +100,7 @@ _AROUND = "click.", "typer.", "contextlib"
 
 
 def raiser(error: BaseException) -> str:
-    """Return the innermost line of the user's that an exception passed through, with its source text; "" if none."""
+    """Return the innermost user line that an exception passed through, with its source text; "" if none."""
     place = ""
     for frame, line in frames(error):
         if not is_foreign(frame):

@@ -51,7 +51,7 @@ def check_sync_groups(layers: dict[str, nn.SyncBatchNorm], replicas: dist.Proces
             raise InputError(
                 f"a SyncBatchNorm layer is of ranks {sorted(in_group)}",
                 where=name,
-                why=f"ranks {sorted(with_stage)} run its stage; the layer would wait for the others for ever",
+                why=f"ranks {sorted(with_stage)} run its stage; the layer would wait for the others forever",
                 hint='nn.SyncBatchNorm.convert_sync_batchnorm(model, mesh.get_group("dp"))',
             )
 

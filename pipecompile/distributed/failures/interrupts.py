@@ -41,7 +41,7 @@ class Interrupts:
         os.write(self._writing, b"\0")
 
     def leave(self) -> None:
-        """Let go of the pipe in a forked process: its signals are not those of the process that made the pipe."""
+        """Drop the pipe in a forked process: its signals are not those of the process that made the pipe."""
         if current_thread() is main_thread() and (before := signal.set_wakeup_fd(-1)) not in (-1, self._writing):
             signal.set_wakeup_fd(before)
         os.close(self._reading)

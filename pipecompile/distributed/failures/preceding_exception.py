@@ -15,7 +15,7 @@ __all__ = ["with_handled"]
 
 
 def with_handled(error: BaseException, text: str = "") -> str:
-    """Return an exception, described by `text` or by itself, with the first one that was being handled in code of the user's."""
+    """Return an exception, described by `text` or by itself, with the first one that was being handled in user code."""
     text = text or described(error)
     if not isinstance(error, Exception):  # Ctrl-C says enough
         return encodable(text)
@@ -24,7 +24,7 @@ def with_handled(error: BaseException, text: str = "") -> str:
 
 
 def _first(error: BaseException) -> BaseException | None:
-    """Return the earliest exception in whose `except` or `finally` this one came, of those that were caught in a frame of the user's."""
+    """Return the earliest exception in whose `except` or `finally` this one came, of those that were caught in a user frame."""
     first, seen = None, {id(error)}
     while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         if id(before) in seen:

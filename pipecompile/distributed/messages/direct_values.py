@@ -96,7 +96,7 @@ class DirectValues:
         self.is_launching = True
 
     def check_wait(self) -> None:
-        """End what this rank has launched if another rank failed: a cell that waits for its GPU would wait for ever."""
+        """End what this rank has launched if another rank failed: a cell that waits for its GPU would wait forever."""
         if self.is_launching:
             try:
                 self.communicator.check()

@@ -164,7 +164,7 @@ class Outbox:
             self._wait_for_oldest()
 
     def release(self, count: int) -> None:
-        """Let go of the first `count` messages, which the peer has received."""
+        """Drop the first `count` messages, which the peer has received."""
         while self.pending and self.pending[0][0] <= count:
             self._wait_for_oldest()
 

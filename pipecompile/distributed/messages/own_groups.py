@@ -52,7 +52,7 @@ _USES: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 """Count, per group of a mesh, of the uses of its backend. Pipelines of different meshes have it in common: of a mesh and of a part of it."""
 
 _SPENT: WeakSet[dist.ProcessGroup] = WeakSet()
-"""Groups of the user's in which a failed step may have a message under way."""
+"""User groups in which a failed step may have a message under way."""
 
 _DROPS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 """Count, per group of a mesh, of the times that groups beside it were dropped: a pipeline that opened channels before opens them anew."""

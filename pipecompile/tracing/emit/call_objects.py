@@ -224,7 +224,7 @@ class CallObjects:
             )
         try:
             empty_copy(value)
-        except Exception:  # whatever a type of the user's raises
+        except Exception:  # whatever a user type raises
             del self._made[id(value)]
             name = f"the class {value.__name__}" if isinstance(value, type) else type_text(value)
             shared = f"hooks of all micro-batches share {name} that each call of the model makes ({where})"

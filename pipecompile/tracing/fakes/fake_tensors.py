@@ -72,7 +72,7 @@ class Twins:
         return self._twins[id(tensor)][1]
 
     def release(self) -> None:
-        """Let go of the real tensors at the end of the recording: their contents may then be swapped (`torch.utils.swap_tensors`)."""
+        """Drop the real tensors at the end of the recording: their contents may then be swapped (`torch.utils.swap_tensors`)."""
         forget_real_tensors(self.fake)
 
     def written_attributes(self, names: AbstractSet[str]) -> list[tuple[torch.Tensor, torch.Tensor, str]]:

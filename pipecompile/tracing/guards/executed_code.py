@@ -4,7 +4,7 @@
     Mode.TRAIN.scale()    a method of an enumeration
     eval("gain * 2")      code that has no function
 
-Python calls the profile function of the thread for every call, or under a profiler of the user's its trace function. It is off inside
+Python calls the profile function of the thread for every call, or under a user profiler its trace function. It is off inside
 calls of torch, where nearly all calls are made, so that a recording takes as long as before. If a profiler has the one and a debugger
 the other, nothing is noted, and a warning says so.
 """

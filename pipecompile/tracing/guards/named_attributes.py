@@ -76,14 +76,14 @@ class NamedAttributes:
             self._set[id(own)] = own, label, place
 
     def note_scope(self, scope: type | ModuleType, place: Place) -> None:
-        """Note a class or a module of the user's."""
+        """Note a class or a user module."""
         if isinstance(scope, type):
             self.note_class(scope, place)
         elif scope.__name__.partition(".")[0] not in WITH_TORCH:
             self.note_set(vars(scope), scope.__name__, place)
 
     def note_class(self, cls: type, place: Place) -> None:
-        """Note a class of the user's and its bases."""
+        """Note a user class and its bases."""
         for base in cls.__mro__:
             if is_users_class(base) and base not in self._classes:
                 self._walk.state.add_row(_bases, base)

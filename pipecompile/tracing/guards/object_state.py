@@ -31,7 +31,7 @@ class ClassNotes(Protocol):
     """The attributes of classes that a walk notes."""
 
     def note_class(self, cls: type, place: Place) -> None:
-        """Note a class of the user's and its bases."""
+        """Note a user class and its bases."""
 
     def add(self, cls: type, name: str, place: Place) -> None:
         """Note the value of an attribute of a class."""
@@ -111,7 +111,7 @@ def _own_attributes(value: Any) -> Mapping[str, Any]:
 
 
 def _reads_itself(cls: type) -> bool:
-    """Return whether a class of the user's finds attributes by a `__getattribute__` of its own, as a proxy does."""
+    """Return whether a user class finds attributes by a `__getattribute__` of its own, as a proxy does."""
     return isinstance(_static(cls, "__getattribute__"), FunctionType)
 
 

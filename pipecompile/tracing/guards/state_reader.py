@@ -191,7 +191,7 @@ class StateReader:
             self.later(part, f"{label}, {_part_name(part)}", place)
 
     def _function(self, function: FunctionType, label: str, place: Place) -> None:
-        """Note the code of a function of the user's, and what it holds and loads. Of others, the function itself."""
+        """Note the code of a user function, and what it holds and loads. Of others, the function itself."""
         if package_of(function) in WITH_TORCH:
             self.state.add(label, function, place)
             if returns_state(function):

@@ -199,7 +199,7 @@ class _Locator:
 
 
 def _users_caller(frame: FrameType) -> FrameType | None:
-    """Return the innermost frame of the user's around a frame."""
+    """Return the innermost user frame around a frame."""
     outer = frame.f_back
     while outer is not None and not is_users(outer):
         outer = outer.f_back

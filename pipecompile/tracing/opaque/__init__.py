@@ -2,7 +2,7 @@
 
     1  retries          a recording fails: make the smallest piece around the failure opaque, and record again
        attempts         choose that piece
-       hooked_layers    layers with backward hooks that run Python of the user's are opaque from the first recording on
+       hooked_layers    layers with backward hooks that run user code are opaque from the first recording on
     2  trial_runs       run the real model on real inputs; note what each call of the piece returns, reads and costs
        trial_calls      the notes of a call
        function_calls   find the calls to note when the piece is a call of one torch function

@@ -34,7 +34,7 @@ def drawn_generators(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> list[A
 
 
 def _pieces(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> list[OpaqueModule]:
-    """Return the pieces kept whole among these nodes: what Python of the user's draws in them, no node shows."""
+    """Return the pieces kept whole among these nodes: what user code draws in them, no node shows."""
     called = [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
     return [one for one in called if isinstance(one, OpaqueModule) and one.is_users and one.owner]
 

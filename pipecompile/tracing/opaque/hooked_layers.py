@@ -1,4 +1,4 @@
-"""Layers with backward hooks that run Python of the user's: each is kept whole from the first recording on, with its hooks around it.
+"""Layers with backward hooks that run user code: each is kept whole from the first recording on, with its hooks around it.
 
     Linear with a hook                    one call of torch, which runs its hooks
     the user's Block(Linear) with a hook  a piece kept whole: what its Python changes, and draws, is known of it
@@ -35,7 +35,7 @@ def _refuse_global_hooks() -> None:
 
 
 def hooked_layers(model: nn.Module) -> tuple[OpaqueReason, ...]:
-    """Return the submodules with backward hooks that run Python of the user's, each outermost one, as pieces to keep whole.
+    """Return the submodules with backward hooks that run user code, each outermost one, as pieces to keep whole.
 
     Raise TraceError if there are backward hooks of all modules.
     """

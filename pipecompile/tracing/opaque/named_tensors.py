@@ -1,4 +1,4 @@
-"""Tensors of a model that code of the user's may read or write: those that it names, also in branches that no trial run takes.
+"""Tensors of a model that user code may read or write: those that it names, also in branches that no trial run takes.
 
     self.count += 1                  names `count`: the buffer
     self.book.update(x)              names `book` and `update`: what the code of that method names of the submodule, and so on
@@ -121,7 +121,7 @@ def _tensors(module: nn.Module, names: frozenset[str], code: CodeType) -> Iterat
 
 
 def tensors_within(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the strided tensors in nested containers and in objects of the user's, but for modules. A list may hold itself."""
+    """Yield the strided tensors in nested containers and in user objects, but for modules. A list may hold itself."""
     pending, seen = [value], dict[int, Any]()
     while pending:
         one = pending.pop()

@@ -114,7 +114,7 @@ class OpaqueModule(nn.Module):
 
     @property
     def is_users(self) -> bool:
-        """Whether this runs code of the user's, and not a function of torch."""
+        """Whether this runs user code, and not a function of torch."""
         return not self.piece.line
 
     def run(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Log of what Python of the user's changes in the forwards of a step: a recomputation begins in the state in which its forward began.
+"""Log of what user code changes in the forwards of a step: a recomputation begins in the state in which its forward began.
 
     F0  self.n: 0 to 1     F1  self.n: 1 to 2     R0  self.n is 0 again; runs, self.n: 0 to 1; at its end self.n is 2
 
@@ -51,7 +51,7 @@ class Change:
 
 
 class StateHolders:
-    """The modules and functions of one stage that run Python of the user's, and the objects near them, found at the first use; and the
+    """The modules and functions of one stage that run user code, and the objects near them, found at the first use; and the
     places where its effect nodes write.
     """
 

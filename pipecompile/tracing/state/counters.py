@@ -1,7 +1,7 @@
 """Counters that a forward advances: does Python decide on them, and does each call add the same?
 
 self.n += 1                        a node adds 1 at every run
-if self.n > 1000: ...              a warning with the line: the recording goes the way of its first call for ever
+if self.n > 1000: ...              a warning with the line: the recording goes the way of its first call forever
 self.n = (self.n + 1) % 4          no counter, although the first two calls add 1 each
 """
 

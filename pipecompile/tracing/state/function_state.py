@@ -1,4 +1,4 @@
-"""State that a function of the user's changes, such as a loss: restored after a call that is not the user's own.
+"""State that a user function changes, such as a loss: restored after a call that is not the user's own.
 
 loss_fn = lambda y, t: criterion(y, t)      criterion is a global, with buffers and counters of its own
 loss_fn = criterion.forward                 a bound method
@@ -124,7 +124,7 @@ def functions_near(function: Callable[..., Any] | None) -> list[FunctionType]:
 
 
 def reads_objects(function: Callable[..., Any] | None) -> bool:
-    """Return whether a function names, closes over, is or is a method of containers or objects of the user's, such as a model."""
+    """Return whether a function names, closes over, is or is a method of containers or user objects, such as a model."""
     if function is None:
         return False
     others = [one for one in _reached(function)[0] if not isinstance(one, _FUNCTIONS)]

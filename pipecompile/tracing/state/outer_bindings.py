@@ -7,7 +7,7 @@
     forward.last = h               an attribute of a function
     LAST.set(h)                    a context variable, with its context as what binds it
 
-Only names that some function of the user's binds are looked at. What an object has is restored by `function_state`.
+Only names that some user function binds are looked at. What an object has is restored by `function_state`.
 """
 
 from __future__ import annotations

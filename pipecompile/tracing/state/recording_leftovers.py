@@ -66,7 +66,7 @@ class RecordingLeftovers:
     def leaf_call(self, module: nn.Module) -> Iterator[None]:
         """Leave out what a leaf module and its hooks change inside the block: the node runs them, so it changes the same.
 
-        Raise TraceError if a layer of the user's with backward hooks, which could not be kept whole, changes something.
+        Raise TraceError if a user layer with backward hooks, which could not be kept whole, changes something.
         """
         hooks, is_users = hooks_of(module), has_own_python(module)
         watch = StateWatch(module, *hooks) if hooks or is_users else None

@@ -1,6 +1,6 @@
 """Snapshots of a model, restored after a recording: attributes, containers, children, modes, random states.
 
-The model's containers are those reachable from its modules: attributes, lists, dicts, objects of the user's classes, what
+The model's containers are those reachable from its modules: attributes, lists, dicts, objects of user classes, what
 hooks close over, and the global lists and dicts that hooks name.
 """
 
@@ -215,7 +215,7 @@ def _labelled(container: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _label(key: Any) -> str:
-    """Return the text of a key; of an object of the user's its type, since to write it may fail."""
+    """Return the text of a key; of a user object its type, since to write it may fail."""
     return str(key) if type(key) in (str, int, bool, NoneType) else type(key).__name__
 
 
