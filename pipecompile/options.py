@@ -30,6 +30,7 @@ from pipecompile.passes.sharding import insert_sharding
 from pipecompile.settings.batch_settings import BatchSettings
 from pipecompile.settings.cut_settings import CutSettings, check_module_name, resolve_constraints, stage_count
 from pipecompile.settings.direction_choice import check_directions
+from pipecompile.settings.exclusions import check_offload, check_plan, check_reshard, check_slices
 from pipecompile.settings.machine_settings import (
     MachineSettings,
     check_graphs,
@@ -37,11 +38,7 @@ from pipecompile.settings.machine_settings import (
     resolve_devices,
     resolve_partitions,
 )
-from pipecompile.settings.offload_choice import check_offload
-from pipecompile.settings.plan_choice import check_plan
-from pipecompile.settings.reshard_choice import check_reshard
 from pipecompile.settings.run_settings import RunSettings, built_schedule, load_schedule
-from pipecompile.settings.slice_choice import check_slices
 from pipecompile.text.shown_value import shown
 from pipecompile.text.units import counted
 from pipecompile.verifiers import verify
@@ -152,7 +149,7 @@ class Options(BatchSettings, MachineSettings, CutSettings, RunSettings):
 
     def _check_written(self, written: WrittenProgram) -> None:
         """Raise VerifyError for a program that is not legal, with the lines of its faults; InputError for keywords that it excludes."""
-        from pipecompile.verifiers.written_program import verify_written
+        from pipecompile.verifiers.verification import verify_written
 
         verify_written(written)
         keyword, value, why = "checkpoint", self.checkpoint, "the program has an R for each forward that runs again"

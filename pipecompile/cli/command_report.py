@@ -16,11 +16,10 @@ from rich.table import Table
 from pipecompile.ir import Schedule
 from pipecompile.ir.slices import title_of
 from pipecompile.ir.timeline import Timeline
-from pipecompile.show.candidate_table import considered_table
 from pipecompile.show.dump import dump
 from pipecompile.show.grid import timeline_grid
 from pipecompile.show.html_report import report_html
-from pipecompile.show.table import StageTable, remarks, step_gap
+from pipecompile.show.table import StageTable, considered_table, remarks, step_gap
 from pipecompile.text.units import BYTES, SECONDS, written
 
 if TYPE_CHECKING:

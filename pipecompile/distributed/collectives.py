@@ -22,10 +22,10 @@ from pipecompile.distributed.communicator import Communicator
 from pipecompile.distributed.failures.awake_clock import awake
 from pipecompile.distributed.failures.board_watch import PATIENCE, POLL, await_report
 from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
-from pipecompile.distributed.failures.signal_handler_errors import is_from_handler
 from pipecompile.distributed.messages.own_groups import own_group
 from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.process_groups import has_gloo_alone
+from pipecompile.tracing.state.signal_errors import is_from_handler
 
 __all__ = ["COLLECTIVE_PART", "CollectiveGroup", "GradientBucket", "PendingCollective", "with_gradients"]
 
@@ -49,7 +49,7 @@ class CollectiveGroup:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The process group; after the loss of a copy of the pipeline, that of the ranks that are left."""
+        """The process group; after the loss of a copy of the pipeline, the group of the remaining ranks."""
         return self.communicator.current(self._first)
 
     @property

@@ -35,13 +35,13 @@ from pipecompile.distributed.failures.failure_report import FailureReport, RankL
 from pipecompile.distributed.failures.posted_wait import PostedWait
 from pipecompile.distributed.failures.process_end import report_uncaught, require_process
 from pipecompile.distributed.failures.save_reports import SaveReports
-from pipecompile.distributed.failures.signal_handler_errors import is_from_handler
 from pipecompile.distributed.failures.status_board import StatusBoard
 from pipecompile.distributed.failures.unopened_groups import GroupNotOpened, lost_at_opening
 from pipecompile.distributed.messages.mailboxes import Channel, Inbox, Outbox
 from pipecompile.distributed.messages.own_groups import GroupUse
 from pipecompile.distributed.rank_mesh import RankMesh
 from pipecompile.parameters.save_attendance import explain_by
+from pipecompile.tracing.state.signal_errors import is_from_handler
 
 __all__ = ["Communicator"]
 
@@ -94,14 +94,14 @@ class Communicator:
     # -- fewer copies -------------------------------------------------------------------------------------------------
 
     def renew(self, ranks: RankMesh) -> None:
-        """Go on with the `ranks` of the copies that are left, which call this together: with a board and connections of their own."""
+        """Continue with the `ranks` of the remaining copies, on a new board and new connections. All of them call this together."""
         self.groups.drop()
         _CREATED[ranks.members] = max(_CREATED[ranks.members], _CREATED[self.ranks.members])
         self.ranks, self.renewals = ranks, self.renewals + 1
         self._enter(PrefixStore(f"left/{'-'.join(map(str, ranks.left))}", self.board.store))
 
     def replace_group(self, group: dist.ProcessGroup) -> None:
-        """Take a replica group of the ranks that are left in place of the one before."""
+        """Replace the replica group by one of the remaining ranks."""
         before = self.ranks.replica_group
         assert before is not None
         self._successors = dict.fromkeys((*self._successors, before), group)
@@ -273,7 +273,7 @@ class Communicator:
     # -- agreement and failures ---------------------------------------------------------------------------------------
 
     def begin(self, *, in_copy: bool = False) -> None:
-        """Begin a run of all members, or of this copy alone. Raises RunError after a failure: what was under way is lost."""
+        """Begin a run of all members, or of this copy only. Raises RunError after a failure: messages under way are lost."""
         self.require_process()
         self.guard.require_whole()
         self._forget_connections()

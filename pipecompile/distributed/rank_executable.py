@@ -16,8 +16,7 @@ import torch
 from pipecompile.distributed.agreement.stale_values import StaleValues
 from pipecompile.distributed.collectives import COLLECTIVE_PART
 from pipecompile.distributed.communicator import Communicator
-from pipecompile.distributed.data_parallel.exchange_order import exchange_order
-from pipecompile.distributed.data_parallel.gradient_ready import completed
+from pipecompile.distributed.data_parallel.gradient_exchange import completed, exchange_order
 from pipecompile.distributed.data_parallel.replicas import Replicas
 from pipecompile.distributed.data_parallel.sharded_row import ShardedRow
 from pipecompile.distributed.failures.failure_report import FailureReport, RankLost
@@ -270,7 +269,7 @@ class RankExecutable(Executable):
         return completed(row, [frozenset() if stage in reduced else weights for stage, weights in enumerate(own)])
 
     def _exchanged(self, loss: frozenset[int]) -> str:
-        """Return a digest of what copies exchange in a step, beside the program, if the loss uses these weights."""
+        """Return a digest of the messages that copies exchange in a step, apart from the program, if the loss uses these weights."""
         if self.replicas.group is None:
             return ""
         if self._order is None or self._order[0] != loss:

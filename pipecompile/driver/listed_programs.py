@@ -27,10 +27,10 @@ from pipecompile.driver.programs import (
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError
 from pipecompile.ir import Program, Route, Schedule
-from pipecompile.ir.route_union import union_routes
+from pipecompile.ir.routes import union_routes
 from pipecompile.ir.training_routes import training_routes
 from pipecompile.parameters.tied_mirrors import Mirrors
-from pipecompile.runtime.cells.joined_norms import joined_norms
+from pipecompile.runtime.cells.deferred_batchnorm import joined_norms
 from pipecompile.runtime.cells.stage_cells import Cell, plain_cells
 from pipecompile.runtime.cells.variant_cells import VariantCell, with_ports
 from pipecompile.runtime.executable import Executable, ProgramBinding

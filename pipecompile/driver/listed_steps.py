@@ -31,7 +31,7 @@ from pipecompile.runtime.executable import Executable
 from pipecompile.runtime.listed_call import ListedCall, ListedPorts
 from pipecompile.runtime.registers import Frame, Spans
 from pipecompile.runtime.results import without_backward
-from pipecompile.settings.slice_choice import EXCLUDED
+from pipecompile.settings.exclusions import EXCLUDED_BY_SLICES
 from pipecompile.tracing.guards.state_guards import ReadChange
 
 __all__ = ["ListedSteps", "refuse_others"]
@@ -77,7 +77,7 @@ class ListedSteps:
         if options.n_slices > 1:
             raise InputError(
                 "microbatches is given, and the schedule divides sequences into slices",
-                why=EXCLUDED["split"],
+                why=EXCLUDED_BY_SLICES["split"],
                 hint="step(x, target=y), a mini-batch",
             )
         with_target = options.is_target_required

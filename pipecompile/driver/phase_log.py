@@ -1,4 +1,11 @@
-"""The hook between the phases of a compilation: it verifies each result, takes its time, and keeps a line about it."""
+"""The hook between the phases of a compilation: it verifies each result, takes its time, and keeps a line about it.
+
+With `TORCH_TRACE=directory`, the levels are artifacts of torch's structured trace, for `tlparse`:
+
+prepare   ─► pipecompile_graph      as graph.txt of a dump
+partition ─► pipecompile_plan       as plan.json
+lower     ─► pipecompile_program    as program.txt
+"""
 
 from __future__ import annotations
 
@@ -9,6 +16,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from pipecompile.text.progress import task
+from pipecompile.torch_private.diagnostics import add_artifact
 
 __all__ = ["PhaseLog"]
 
@@ -64,9 +72,7 @@ class PhaseLog:
             verify(result)
         self.lines[name] = describe(result)
         if _is_traced():
-            from pipecompile.driver.trace_artifacts import trace_phase
-
-            trace_phase(name, result)
+            _trace_phase(name, result)
         log = logging.getLogger(f"pipecompile.{_LOGGERS.get(name, 'trace')}")
         log.info("%s: %.3f s, %s", name, self.seconds[name], self.lines[name])
         return result
@@ -74,3 +80,18 @@ class PhaseLog:
     def __str__(self) -> str:
         rows = (f"{name:<10} {seconds * 1e3:12.3f} ms   {self.lines[name]}" for name, seconds in self.seconds.items())
         return "\n".join(row.rstrip() for row in rows) + "\n"
+
+
+_ARTIFACTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "prepare": ("graph", str),
+    "partition": ("plan", lambda partitioned: str(partitioned.plan.to_json())),
+    "lower": ("program", str),
+}
+"""By phase the name of its level, and the function that writes it."""
+
+
+def _trace_phase(phase: str, result: Any) -> None:
+    """Add the result of a phase as an artifact, if it is a level."""
+    if phase in _ARTIFACTS:
+        level, write = _ARTIFACTS[phase]
+        add_artifact(f"pipecompile_{level}", lambda: write(result))

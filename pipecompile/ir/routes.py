@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["AUX", "HOST", "LOSS", "TARGET", "Route", "Sums", "Tie", "chain", "place", "stages_after"]
+__all__ = ["AUX", "HOST", "LOSS", "Route", "Sums", "TARGET", "Tie", "chain", "place", "stages_after", "union_routes"]
 
 HOST = -1
 """The source of model inputs and the destination of model outputs, as an end of a route or a peer."""
@@ -116,3 +116,28 @@ def place(end: int | None) -> str:
 
 def _size(nbytes: float) -> float | int:
     return int(nbytes) if float(nbytes).is_integer() else nbytes
+
+
+def union_routes(variants: Mapping[int, Sequence[Route]]) -> tuple[tuple[Route, ...], dict[int, dict[str, str]]]:
+    """Return the routes that carry the values of all variants (recordings), and for each variant the names of its values in them.
+
+    A value that has another source in an earlier variant gets a name of its own. Linear in the number of routes.
+    """
+    merged: dict[str, Route] = {}
+    names: dict[int, dict[str, str]] = {}
+    for number, routes in variants.items():
+        names[number] = {}
+        for route in routes:
+            value = route.value
+            if value in merged and merged[value].source != route.source:
+                value = f"{value}~{number}"
+            names[number][route.value] = value
+            merged[value] = _widened(merged[value], route) if value in merged else replace(route, value=value)
+    return tuple(merged.values()), names
+
+
+def _widened(route: Route, other: Route) -> Route:
+    """Return a route to the consumers of both, the host last."""
+    ends = sorted({*route.consumers, *other.consumers}, key=lambda end: (end == HOST, end))
+    nbytes, gradient = max(route.nbytes, other.nbytes), route.gradient or other.gradient
+    return replace(route, consumers=tuple(ends), nbytes=nbytes, gradient=gradient)

@@ -11,9 +11,9 @@ import torch
 
 from pipecompile.ir import Action, Kind
 from pipecompile.runtime.cells.stage_cells import Cell
-from pipecompile.runtime.forward_draws import ForwardDraws
 from pipecompile.runtime.held_hooks import HeldHooks
 from pipecompile.runtime.interpreter import CodeBuilder
+from pipecompile.runtime.random_draws import ForwardDraws
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.tracing.interception.randomness import RandomDrawCounter
 from pipecompile.tracing.recompute_flag import is_recomputing_region

@@ -22,14 +22,13 @@ from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
 from pipecompile.runtime.dispatch import run_inline
-from pipecompile.runtime.draw_order import Draws
-from pipecompile.runtime.forward_draws import ForwardDraws
 from pipecompile.runtime.forward_order import ForwardOrders
 from pipecompile.runtime.held_hooks import HeldHooks
 from pipecompile.runtime.hooked_updates import Before, HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code, bind
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.present_hooks import PresentHooks
+from pipecompile.runtime.random_draws import Draws, ForwardDraws
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.run_errors import InstructionFailure, Peaks, microbatch_of, run_error
 from pipecompile.runtime.thread_state import StagesInThreads

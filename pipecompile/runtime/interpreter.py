@@ -30,8 +30,7 @@ from pipecompile.runtime.cells.left_tensors import LeftTensors
 from pipecompile.runtime.cells.recompute import StageRun, checkpointed_cell, kept_apart, recompute_cell
 from pipecompile.runtime.cells.sliced import SliceRun, slice_run, sliced_backward, sliced_forward
 from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
-from pipecompile.runtime.cells.stage_locks import StageLocks
-from pipecompile.runtime.cells.state_turns import StateTurns
+from pipecompile.runtime.cells.state_turns import StageLocks, StateTurns
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import timed_cell
 from pipecompile.runtime.profiler_ranges import in_range

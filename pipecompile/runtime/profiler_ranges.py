@@ -11,7 +11,7 @@ from time import perf_counter
 from torch.profiler import record_function
 
 from pipecompile.runtime.registers import Frame, Run
-from pipecompile.torch_private.profiling import is_profiling
+from pipecompile.torch_private.diagnostics import is_profiling
 
 __all__ = ["in_range", "timed"]
 

@@ -16,7 +16,7 @@ from pipecompile.runtime.cells.loss_gradients import SEPARATE_GRAPHS
 from pipecompile.runtime.cells.stage_call import LOSS_NOTE
 from pipecompile.runtime.hooked_updates import ADVICE
 from pipecompile.text.units import BYTES, written
-from pipecompile.torch_private.checkpoint_points import StopRecomputation
+from pipecompile.torch_private.interception_points import StopRecomputation
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.user_source import raiser
 

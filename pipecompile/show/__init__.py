@@ -1,6 +1,6 @@
 """Views of plans, schedules, programs and timelines: tables, text grids, charts, traces, graphs and HTML pages.
 
-    terminal   table.py, candidate_table.py, grid.py
+    terminal   table.py, grid.py
     notebook   stage_picture.py (SVG); notebook.py, which registers the HTML forms of plans, schedules, programs and timelines
     files      dump.py writes all; gantt.py (SVG), perfetto.py (trace), graphviz.py (DOT), html_report.py (page/)
 

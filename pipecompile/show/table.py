@@ -1,4 +1,4 @@
-"""The table of `print(pipe)`: a row per stage, totals, and the quality of the cut."""
+"""Tables for a terminal: that of `print(pipe)`, with a row per stage, totals and the quality of the cut; and that of candidates."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipecompile.ir.candidates import Considered, candidate_columns, caption
 from pipecompile.ir.plan import Plan, StageSummary, StepSummary
 from pipecompile.ir.timeline import Timeline
 from pipecompile.text.units import BYTES, COUNT, FLOPS, SECONDS, counted, fit, written
 
-__all__ = ["StageTable", "remarks", "render", "stage_caption", "stage_columns", "step_gap"]
+__all__ = ["StageTable", "considered_table", "remarks", "render", "stage_caption", "stage_columns", "step_gap"]
 
 _MODULES = 16, 12, 32
 """Characters of the column of modules: with two spaces between columns at least, on any console at least, and the longest pair on one line."""
@@ -196,3 +197,25 @@ def _balance(stages: Sequence[StageSummary]) -> float:
     """Return the mean over the largest compute time: 1 if all stages take equally long."""
     times = [_seconds(s) for s in stages]
     return sum(times) / (len(times) * max(times)) if any(times) else 1.0
+
+
+_TEXT = ("schedule", "recomputed\nstages", "")
+"""Headers of the columns that are aligned to the left."""
+
+
+def considered_table(considered: Considered) -> Table:
+    """Return the table of `considered`: a row per candidate, the chosen one in bold, those that are left out dimmed."""
+    columns = candidate_columns(considered)
+    table = Table(
+        title=Text(caption(considered)), title_justify="left", title_style="bold",
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    for header in columns:
+        is_wrapped = header in _TEXT[1:]
+        table.add_column(
+            header, justify="left" if header in _TEXT else "right", no_wrap=not is_wrapped, overflow="fold"
+        )
+    for index, (row, cells) in enumerate(zip(considered.rows, zip(*columns.values(), strict=True), strict=True)):
+        style = "bold" if index == considered.chosen else "dim" if row.left_out else ""
+        table.add_row(*map(Text, cells), style=style)
+    return table

@@ -1,4 +1,7 @@
-"""The entry points of the verifiers: check a schedule or a program, and raise one VerifyError with all faults."""
+"""The entry points of the verifiers: check a schedule or a program, and raise one VerifyError with all faults.
+
+Faults of a program that a user wrote have the lines of its file.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pipecompile.ir.gc_pause import without_collection
 from pipecompile.ir.in_flight import action_rows
 from pipecompile.ir.periodic import PeriodicSchedule
 from pipecompile.ir.periodic_program import PeriodicProgram
-from pipecompile.ir.written_program import type_faults
+from pipecompile.ir.written_program import WrittenProgram, type_faults
 from pipecompile.text.input_checks import amounts
 from pipecompile.text.shown_value import shown
 from pipecompile.verifiers.memory_bounds import byte_faults, in_flight_faults
@@ -23,7 +26,7 @@ from pipecompile.verifiers.schedule import schedule_faults
 from pipecompile.verifiers.schedule_form import check_form
 from pipecompile.verifiers.schedule_picture import marked
 
-__all__ = ["ALL_MODELS", "Level", "MessageModel", "verify", "verify_program"]
+__all__ = ["ALL_MODELS", "Level", "MessageModel", "verify", "verify_program", "verify_written"]
 
 PerDevice = float | Sequence[float]
 """One number for all devices, or one per device."""
@@ -152,3 +155,10 @@ def verify_program(program: Program, level: Level = Level.SLOTS) -> None:
     """Raise VerifyError unless all promises up to `level` hold. A program that can run is legal at SLOTS. Linear."""
     if faults := program_faults(program, level):
         raise VerifyError("program" if level is Level.SLOTS else f"program at level {level.name}", faults)
+
+
+@without_collection
+def verify_written(written: WrittenProgram) -> None:
+    """Raise VerifyError with all faults and their lines, unless the program can run. Linear."""
+    if faults := program_faults(written.program, Level.SLOTS):
+        raise VerifyError(written.source, [written.located(fault) for fault in faults])

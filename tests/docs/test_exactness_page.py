@@ -17,7 +17,7 @@ from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import forward_order, held_hooks, hooked_updates, thread_state
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
 from pipecompile.runtime.cuda_graphs.step_graphs import StepGraphs
-from pipecompile.runtime.draw_order import Draws
+from pipecompile.runtime.random_draws import Draws
 from pipecompile.tracing.emit import call_objects, node_writer
 from pipecompile.tracing.guards import executed_code
 from pipecompile.tracing.interception import changing_functions

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pipecompile.ir.candidates import Candidate, Considered
 from pipecompile.ir.timeline import Span, Timeline
-from pipecompile.show.table import StageTable, render
+from pipecompile.show.table import StageTable, considered_table, render
 
 GOLDEN = """\
 4 stages on 4 devices, cut by ilp, profile costs, per micro-batch
@@ -75,3 +76,23 @@ def test_a_stage_of_one_module_names_it_once_and_the_model_itself_is_the_root(pl
 def test_brackets_in_names_are_not_markup(plan):
     stages = (replace(plan.stages[0], first="blocks[bold]", last="blocks[/bold]"), *plan.stages[1:])
     assert "blocks[bold] … blocks[/bold]" in render(StageTable(replace(plan, stages=stages), None))
+
+
+CONSIDERED = Considered(
+    (
+        Candidate(2, "1f1b", (True, False), 1e-3, 4e-3, (2.0**21,)),
+        Candidate(4, "[b]gpipe", (True, True), 2e-3, 0.01, (3 * 2.0**20,)),
+        Candidate(8, left_out="stage 1 needs 9 GiB"),
+    ),
+    chosen=0,
+)
+
+
+def test_the_cells_are_those_of_the_plain_table() -> None:
+    plain, table = str(CONSIDERED).split("\n"), render(considered_table(CONSIDERED)).split("\n")
+    assert table[0] == plain[0]
+    assert [line.split() for line in table[5:]] == [line.split() for line in plain[4:]]
+
+
+def test_the_chosen_candidate_is_bold_and_others_left_out_are_dim() -> None:
+    assert [row.style for row in considered_table(CONSIDERED).rows] == ["bold", "", "dim"]

@@ -26,7 +26,7 @@ from zlib import crc32
 
 import torch
 
-from pipecompile.distributed.data_parallel.gradient_ready import completed
+from pipecompile.distributed.data_parallel.gradient_exchange import completed
 from pipecompile.distributed.messages.direct_values import DirectValues
 from pipecompile.distributed.messages.message_layout import MessageLayout, PayloadKind
 from pipecompile.distributed.messages.row_messages import departures

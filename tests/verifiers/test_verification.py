@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 import pipecompile as pc
 from pipecompile.errors import InputError, VerifyError
 from pipecompile.ir import Action, Kind, Route, Schedule
+from pipecompile.ir.written_program import WrittenProgram
 from pipecompile.passes import lower
 from pipecompile.schedules import build_schedule
 from pipecompile.verifiers import Level, verify, verify_program
+from pipecompile.verifiers.verification import verify_written
 
 SCHEDULE = build_schedule("1f1b", 2, 4)
 
@@ -87,3 +90,24 @@ def test_overlaps_and_numbers_of_a_schedule_made_by_hand() -> None:
         pc.verify(replace(SCHEDULE, overlaps=True))
     with pytest.raises(VerifyError, match="microbatch=a number of thousands of digits"):
         pc.verify(replace(SCHEDULE, rows=((Action(0, Kind.FORWARD, -(10**5000)),), SCHEDULE.rows[1])))
+
+
+LINES = str(lower(pc.build_schedule("zb-h1", 2, 3))).splitlines()
+
+
+def written(path: Path, lines: list[str]) -> WrittenProgram:
+    path.write_text("\n".join(lines))
+    return WrittenProgram.load(path)
+
+
+def test_a_program_as_it_was_lowered_is_accepted(tmp_path: Path) -> None:
+    verify_written(written(tmp_path / "mine.txt", LINES))
+
+
+@pytest.mark.parametrize("index", [i for i, line in enumerate(LINES) if line.startswith("  ")])
+def test_every_line_is_needed_and_a_fault_names_a_line_near(index: int, tmp_path: Path) -> None:
+    """Without a line, some fault names the line of another use of the same value or action."""
+    with pytest.raises(VerifyError) as caught:
+        verify_written(written(tmp_path / "mine.txt", LINES[:index] + LINES[index + 1 :]))
+    assert caught.value.subject == str(tmp_path / "mine.txt")
+    assert any(fault.startswith("line") for fault in caught.value.faults), caught.value.faults

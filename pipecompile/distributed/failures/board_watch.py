@@ -18,7 +18,7 @@ from time import monotonic, sleep
 from typing import Protocol
 from weakref import WeakSet
 
-from pipecompile.distributed.failures.exception_in_progress import LongHandling
+from pipecompile.distributed.failures.handled_exceptions import LongHandling
 from pipecompile.distributed.failures.interrupts import Interrupts
 
 __all__ = ["PATIENCE", "POLL", "PendingWait", "at_handling", "at_main_end", "await_report", "has_ended", "watch"]

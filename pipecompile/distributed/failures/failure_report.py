@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from pipecompile.distributed.failures.preceding_exception import with_handled
+from pipecompile.distributed.failures.handled_exceptions import with_handled
 from pipecompile.errors import PipecompileError, PlanError, RunError
 
 __all__ = [

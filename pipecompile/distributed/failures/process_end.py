@@ -1,8 +1,8 @@
-"""The end of a process, as other ranks notice it: a process of this host that is gone, and an exception that nothing catches.
+"""The end of a process, as other ranks notice it: a process of this host no longer exists, or an exception was not caught.
 
-A rank that waits for an exchange reads, from the status board, which process each rank is. It looks up those of its own host, every
-half second. An uncaught exception, in a data loader or an optimizer as well, is posted as the failure of its rank, and so
-is Ctrl-C. A script that ends leaves a note: a process that is gone without a note was killed. A forked process reports nothing.
+A rank that waits for an exchange reads the process of each rank from the status board, and looks up the processes of its own host every
+half second. An uncaught exception, also of a data loader or an optimizer, is posted as the failure of its rank, and so is Ctrl-C. A script
+that ends leaves a note: a process that ended without a note was killed. A forked process reports nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from pipecompile.distributed.failures import board_watch
-from pipecompile.distributed.failures.preceding_exception import with_handled
+from pipecompile.distributed.failures.handled_exceptions import with_handled
 from pipecompile.errors import InputError, RunError
 from pipecompile.parameters.process_identity import has_ended, identity
 

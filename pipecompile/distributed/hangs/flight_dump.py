@@ -3,7 +3,7 @@
     nccl_trace_rank_3       a pickle, of TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or of `_dump_nccl_trace()`
     rank_3.json             the same as JSON, of `_dump_nccl_trace_json()`
 
-The rank is the number at the end of the name of the file. Nothing of a file is executed: `plain_pickle` knows no classes and no functions.
+The rank is the number at the end of the name of the file. Nothing of a file is executed: `plain_value` knows no classes and no functions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from pipecompile.distributed.plain_pickle import plain_value
 from pipecompile.errors import InputError, described
+from pipecompile.parameters.pure_unpickler import plain_value
 from pipecompile.text.input_checks import file_path
 from pipecompile.text.shown_value import shown
 from pipecompile.text.text_file import cause_of

@@ -21,13 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pipecompile.errors import InputError
 from pipecompile.graph.cross_sample import norms_by_node
 from pipecompile.graph.stages import Stage
 from pipecompile.runtime.cells.batch_moments import BatchMoments, Observations, merge_all
 from pipecompile.torch_private.modules import InstanceNorm, NormBase
 from pipecompile.tracing.recompute_flag import is_recomputing, is_recomputing_region
 
-__all__ = ["DeferredBatchNorm", "DeferredCall", "DeferredNorm", "DeferredNorms", "defer_norms"]
+__all__ = ["DeferredBatchNorm", "DeferredCall", "DeferredNorm", "DeferredNorms", "defer_norms", "joined_norms"]
 
 
 class DeferredCall:
@@ -199,7 +200,7 @@ class DeferredNorms:
                     norm.settle()
 
     def share(self, home: Iterable[torch.Tensor]) -> None:
-        """Do nothing: there are no copies of the pipeline to share the buffers with."""
+        """Return at once: there are no copies of the pipeline to share the buffers with."""
 
     def _link(self, *, is_linked: bool) -> None:
         for call, receiver in self.links:
@@ -259,3 +260,25 @@ def _deferred_function(call: DeferredCall) -> Any:
         return output
 
     return batch_norm
+
+
+def joined_norms(variants: Sequence[DeferredNorms]) -> DeferredNorms:
+    """Return the deferred layers of several recordings as those of one, which get the statistics of all micro-batches.
+
+    Raises InputError if the recordings call a layer differently often: one forward of the whole mini-batch is then not defined.
+    """
+    norms: dict[int, DeferredNorm] = {}
+    links: list[tuple[DeferredCall, DeferredCall]] = []
+    for norm in (norm for variant in variants for norm in variant.norms):
+        first = norms.setdefault(id(norm.layer), norm)
+        if first is norm:
+            continue
+        if len(first.calls) != len(norm.calls):
+            raise InputError(
+                f"a BatchNorm layer runs {len(first.calls)} times in one micro-batch and {len(norm.calls)} times in another",
+                where=str(norm.layer),
+                why="batch_norm='deferred' updates it as one forward of all micro-batches would, and there is none",
+                hint="batch_norm='each'",
+            )
+        links += zip(norm.calls, first.calls, strict=True)
+    return DeferredNorms(tuple(norms.values()), tuple(links))

@@ -5,6 +5,8 @@
 
 Backwards see attributes as their forward set them, recomputations undo later changes, and a loss gets the tensors of its own
 micro-batch. Each restores at its end what it has replaced. Two at once would restore each other's values.
+
+Threads that run copies of one stage share its parameters, buffers and code, so they take turns as well (`StageLocks`).
 """
 
 from __future__ import annotations
@@ -12,16 +14,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from threading import RLock
+from threading import Lock, RLock
 
-from pipecompile.ir import BACKWARDS, Action, Kind
+from pipecompile.ir import BACKWARDS, Action, Kind, Program
 from pipecompile.runtime.cells.left_places import LeftPlaces
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.tracing.state.hidden_containers import identity
 
-__all__ = ["StateTurns"]
+__all__ = ["StageLocks", "StateTurns"]
 
 
 class StateTurns:
@@ -86,3 +88,22 @@ class StateTurns:
         if len(self._near) == len(self._places):
             counts = Counter(key for near in self._near.values() for key in near)
             self._apart = frozenset(s for s, near in self._near.items() if all(counts[key] == 1 for key in near))
+
+
+class StageLocks:
+    """A lock per stage of a program with several directions, if each device has a thread; no locks for others."""
+
+    def __init__(self, program: Program, *, threaded: bool) -> None:
+        self._locks = [Lock() for _ in program.placement] if program.directions and threaded else []
+
+    def around(self, run: Run, action: Action) -> Run:
+        """Return the function of an action, which waits while a copy of its stage computes."""
+        if not self._locks:
+            return run
+        lock = self._locks[action.stage]
+
+        def alone(frame: Frame) -> None:
+            with lock:
+                run(frame)
+
+        return alone

@@ -7,7 +7,7 @@
     certificate: makespan, lower bound, gap  ◀── CP-SAT around it, if OR-Tools is installed (`exact.py`) ◀───┘
 
 The result is never slower than the fastest schedule of the catalogue that fits. Its certificate has a lower bound on all schedules:
-those of `makespan_bound.py` and `host_bound.py`, raised by CP-SAT. Rules and CP-SAT do not know of launches and shared streams; all
+that of `makespan_bound.py`, raised by CP-SAT. Rules and CP-SAT do not know of launches and shared streams; all
 choices are by the full simulation. List schedules bound what stages save; if the buffers of values do not fit beside that,
 `list_search.py` reduces the capacity and schedules again. The search is deterministic, unless `time_limit` or Ctrl-C ends it, or
 CP-SAT stands still (`exact_solver.py`).
@@ -33,14 +33,12 @@ from pipecompile.schedules.search.critical_swaps import improve
 from pipecompile.schedules.search.deadline import Deadline
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.exact import ExactProblem, cp_sat, solve_exactly
-from pipecompile.schedules.search.host_bound import host_lower_bound
-from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch
-from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
+from pipecompile.schedules.search.list_search import EvaluatedSchedule, ListSearch, lightest
+from pipecompile.schedules.search.makespan_bound import host_lower_bound, makespan_lower_bound
 from pipecompile.schedules.search.memory_error import memory_error
 from pipecompile.schedules.search.modulo_candidates import modulo_candidates
 from pipecompile.schedules.search.recompute_choices import recompute_flag_sets
 from pipecompile.schedules.search.search_arguments import PerDevice, memory_bound, placements_to_try
-from pipecompile.schedules.search.tie_breaks import lightest
 from pipecompile.schedules.search.workload import Workload
 from pipecompile.simulation.costs import CostOptions, Costs, cost_fingerprint, make_costs
 from pipecompile.text.input_checks import amount, whole

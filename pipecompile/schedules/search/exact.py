@@ -24,9 +24,8 @@ from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.schedules.search.exact_incumbent import add_hint, keep_order
 from pipecompile.schedules.search.exact_model import build_model
 from pipecompile.schedules.search.exact_no_waits import forbid_waits, never_wait
-from pipecompile.schedules.search.exact_rows import rows_of
 from pipecompile.schedules.search.exact_solver import Budget, Strategy, cp_sat, run
-from pipecompile.schedules.search.exact_variables import ExactModel
+from pipecompile.schedules.search.exact_variables import ExactModel, rows_of
 from pipecompile.schedules.search.list_search import EvaluatedSchedule
 from pipecompile.schedules.search.workload import Workload
 

@@ -7,6 +7,8 @@ capacity is reduced by the bytes of those buffers, and the finalists are schedul
 
 Hill climbing changes a rule a little at random and keeps a change that is no slower. Under tight memory the quotas of forwards
 in flight matter most, and no formula for the best quotas is known. The random numbers are the same in every run.
+
+Among schedules of equal time, `lightest` chooses that with the least memory, then that with the fewest messages.
 """
 
 from __future__ import annotations
@@ -16,16 +18,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import nsmallest
 from itertools import islice
+from math import inf
 from random import Random
 
 from pipecompile.ir import Schedule
-from pipecompile.schedules.search.evaluate import Evaluator
+from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.list_scheduling import ListSchedule, PriorityRule, list_schedule
 from pipecompile.schedules.search.makespan_bound import makespan_lower_bound
 from pipecompile.schedules.search.priority_rules import candidate_rules
 from pipecompile.schedules.search.workload import Workload
+from pipecompile.simulation.from_schedule import device_transfers
 
-__all__ = ["EvaluatedSchedule", "ListSearch", "hill_climb"]
+__all__ = ["EvaluatedSchedule", "ListSearch", "hill_climb", "lightest"]
 
 _ROUNDS = 6
 """Number of corrections of the memory."""
@@ -187,3 +191,18 @@ def _neighbour(rule: PriorityRule, n_microbatches: int, rng: Random) -> Priority
     ranks = list(rule.forward if is_forward else rule.backward)
     ranks[stage] += rng.uniform(-3, 3) * rng.choice((1, 1e3, 1e6))
     return replace(rule, forward=tuple(ranks)) if is_forward else replace(rule, backward=tuple(ranks))
+
+
+def lightest(candidates: Sequence[EvaluatedSchedule]) -> EvaluatedSchedule:
+    """Return the fastest schedule; of equally fast ones that with the least memory, then that with the fewest messages."""
+    least = min(candidate.seconds for candidate in candidates)
+    fastest = [candidate for candidate in candidates if candidate.seconds <= least * (1 + _NEGLIGIBLE)]
+    return fastest[0] if len(fastest) == 1 else min(fastest, key=_load)
+
+
+def _load(candidate: EvaluatedSchedule) -> tuple[float, float, int]:
+    """Return the largest peak of a device and the sum of all, in bytes or micro-batches in flight, and the number of messages."""
+    evaluator = candidate.evaluator
+    unlimited = MemoryLimit((inf,) * candidate.schedule.n_devices, in_bytes=any(evaluator.costs.saved))
+    peaks = replace(evaluator, limit=unlimited).peaks(candidate.schedule)
+    return max(peaks), sum(peaks), sum(1 for _ in device_transfers(evaluator.routes, evaluator.placement))

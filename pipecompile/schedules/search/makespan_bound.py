@@ -1,33 +1,37 @@
-"""Lower bound on the makespan of every schedule of a workload.
+"""Lower bounds on the makespan of every schedule of a workload.
 
     device d  │ head │ F F F F │ ......  │ I W I W I W I W │ tail      head     until an action can start
               └──────┴─────────┴─────────┴─────────────────┴─────▶     tail     after its end, until the step can end
 
 The bound is the longest of
   chains           head + seconds + tail of an action: fill, turn, drain, and forwards that wait for the release of memory
-  one machine      over all devices: its actions with their heads and tails, one after another (`one_machine.py`)
+  one machine      over all devices: its actions with their heads and tails, one after another (`one_machine_bound`)
   energy           over all devices: bytes x seconds that all stages of the device have to hold, divided by its bytes
 
 If stages may be recomputed, each device takes the best choice for its own stages, beside others whose recomputation takes no time; of large
 problems, only the devices with the least room.
+
+`host_lower_bound` is the bound from what devices share: a step ends no earlier than the last launch of a host thread, and devices on
+one stream compute one after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from heapq import heappop, heappush
 from itertools import product
 from math import inf
 
 from pipecompile.ir import Kind
 from pipecompile.schedules.search.action_times import ActionTimes, action_times
 from pipecompile.schedules.search.cell_seconds import CellSeconds, least_held, least_seconds
-from pipecompile.schedules.search.one_machine import Job, one_machine_bound
 from pipecompile.schedules.search.release_lags import release_lags
 from pipecompile.schedules.search.workload import Workload, with_free_recompute
+from pipecompile.simulation.costs import Costs, Hosts
 
-__all__ = ["makespan_lower_bound"]
+__all__ = ["host_lower_bound", "makespan_lower_bound", "one_machine_bound"]
 
 _CHOICE_CELLS = 500_000
 """Stages x micro-batches of the bounds with choices of recomputed stages, some seconds: the devices with least room come first."""
@@ -128,3 +132,55 @@ def _memory_seconds(
     first = min(forward[s][0] for s in own)
     last = min(times.tail[Kind.INPUT_GRAD][s][-1] for s in own)
     return first + max(until_i / capacity + last, (until_i + until_w) / capacity)
+
+
+Job = tuple[float, float, float]
+"""Head, duration and tail in seconds."""
+
+
+def one_machine_bound(jobs: Iterable[Job]) -> float:
+    """Return the makespan in seconds of the preemptive schedule of one machine: it always runs the released job with the longest tail.
+
+    The makespan is a lower bound on that of every schedule: Jackson, 1955; Carlier, "The One-Machine Sequencing Problem", 1982.
+    O(n log n).
+    """
+    ordered = sorted(jobs)
+    released: list[list[float]] = []  # [minus the tail, seconds left]
+    count, following = len(ordered), 0
+    now = longest = 0.0
+    while following < count or released:
+        if not released:
+            now = max(now, ordered[following][0])
+        while following < count and ordered[following][0] <= now:
+            _, seconds, tail = ordered[following]
+            heappush(released, [-tail, seconds])
+            following += 1
+        until = ordered[following][0] if following < count else inf
+        urgent = released[0]
+        if now + urgent[1] <= until:
+            heappop(released)
+            now += urgent[1]
+            longest = max(longest, now - urgent[0])
+        else:
+            urgent[1] -= until - now
+            now = until
+    return longest
+
+
+def host_lower_bound(workload: Workload, n_microbatches: int, costs: Costs, *, recompute: bool = False) -> float:
+    """Return a lower bound on the makespan in seconds; 0 if launching takes no time and no devices share a stream.
+
+    `recompute`: every stage may recompute or not; else the flags of the workload hold.
+    """
+    again = [flag and not recompute for flag in workload.is_recomputed]
+    by_thread, by_stream = dict[int, float](), dict[int, float]()
+    cell = least_seconds(workload)
+    for s, device in enumerate(workload.placement):
+        if any(costs.launch) and costs.hosts is not Hosts.STEP:
+            thread = device if costs.hosts is Hosts.DEVICE else 0
+            launches = 3 + again[s]  # F, I, W and perhaps R; B launches as much as I and W
+            by_thread[thread] = by_thread.get(thread, 0.0) + launches * costs.launch[s]
+        if costs.streams:
+            work = cell.forward[s] + again[s] * cell.recompute[s] + cell.input_grad[s] + cell.weight_grad[s]
+            by_stream[costs.streams[device]] = by_stream.get(costs.streams[device], 0.0) + work
+    return n_microbatches * max((*by_thread.values(), *by_stream.values()), default=0.0)

@@ -5,20 +5,22 @@
 
 `ModuloPlacer` takes the actions in the order F, I, W and starts each as early as its inputs and the reserved devices permit, after a
 delay of its own. Repeated blocks of a schedule are the building blocks of Qi et al., "Pipeline Parallelism with Controllable Memory",
-2024, there chosen by hand for stages of equal time.
+2024, there chosen by hand for stages of equal time. `Reservations` is the reservation table of Rau, "Iterative Modulo Scheduling", MICRO 1994,
+with seconds instead of clock cycles:
+
+    period 4     device 0    F0 F0 .. I0 │ F0 F0 .. I0 │ ...       [2, 3) is free, and so is [6, 7)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import floor
 
 from pipecompile.ir import Action, Kind, Schedule
-from pipecompile.schedules.search.reservations import Reservations
 from pipecompile.schedules.search.workload import Workload, senders
 
-__all__ = ["ModuloPlacer", "ModuloSchedule"]
-
+__all__ = ["ModuloPlacer", "ModuloSchedule", "Reservations"]
 
 _Placed = tuple[Kind, int, float, float]
 """Kind and stage of an action, and its start and end in seconds."""
@@ -109,3 +111,40 @@ class ModuloPlacer:
                 return False
             actions.append((Kind.WEIGHT_GRAD, s, start, start + work.weight_grad[s]))
         return True
+
+
+_TOLERANCE = 1e-9
+"""Share of a period by which intervals may overlap: rounding."""
+
+
+class Reservations:
+    """The reserved intervals of each device, repeated every `period` seconds. An interval starts within the first period."""
+
+    def __init__(self, period: float, n_devices: int) -> None:
+        self.period, self.tolerance = period, _TOLERANCE * period
+        self.intervals: list[list[tuple[float, float]]] = [[] for _ in range(n_devices)]
+
+    def reserve(self, device: int, earliest: float, seconds: float) -> float | None:
+        """Reserve `seconds` from the first free time at or after `earliest`, and return it; None if no period has room for them."""
+        if seconds <= 0:
+            return earliest
+        if seconds > self.period + self.tolerance:
+            return None
+        start = earliest
+        while (end := self._conflict(device, start, seconds)) is not None:
+            start = end
+            if start > earliest + self.period + self.tolerance:
+                return None
+        within = start - floor(start / self.period) * self.period
+        self.intervals[device].append((within, within + seconds))
+        return start
+
+    def _conflict(self, device: int, start: float, seconds: float) -> float | None:
+        """Return the end of a reservation that overlaps [start, start + seconds); None if it is free."""
+        base = floor(start / self.period) * self.period
+        first, last = start - base + self.tolerance, start - base + seconds - self.tolerance
+        for begin, end in self.intervals[device]:
+            for shift in (-self.period, 0.0, self.period):
+                if begin + shift < last and first < end + shift:
+                    return base + end + shift
+        return None

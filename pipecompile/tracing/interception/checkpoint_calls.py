@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
-from pipecompile.torch_private.checkpoint_points import early_stop_override
+from pipecompile.torch_private.interception_points import early_stop_override
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_writer import Regions
 from pipecompile.tracing.emit.value_nodes import ValueNodes

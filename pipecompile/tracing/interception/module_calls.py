@@ -31,11 +31,11 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
-from pipecompile.torch_private.checkpoint_points import REGION_GENERATORS
 from pipecompile.torch_private.interception_points import (
     CAUSAL_MASK,
     NESTED_MASK,
     NODE_HOOK,
+    REGION_GENERATORS,
     SCRIPT_CALL,
     VALIDATE_ARGUMENTS,
     scripted_source,
@@ -82,7 +82,7 @@ class CallListener(RegionListener, Protocol):
         """Note that the model reads whether gradients are on."""
 
     def note_read(self, what: str) -> None:
-        """Note that the model asks for `INFERENCE_MODE`."""
+        """Note that the model reads `INFERENCE_MODE`."""
 
     def refuse_saved_tensor_hooks(self) -> None:
         """Raise TraceError, because the model passes what autograd saves through hooks."""

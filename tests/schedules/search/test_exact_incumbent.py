@@ -9,8 +9,8 @@ from pipecompile.schedules import build_schedule
 from pipecompile.schedules.search.evaluate import Evaluator
 from pipecompile.schedules.search.exact_incumbent import add_hint, keep_order
 from pipecompile.schedules.search.exact_model import build_model
-from pipecompile.schedules.search.exact_rows import rows_of
 from pipecompile.schedules.search.exact_solver import Budget, Strategy, cp_sat, run
+from pipecompile.schedules.search.exact_variables import rows_of
 from pipecompile.simulation.costs import Engines, make_costs
 
 pytestmark = pytest.mark.skipif(cp_sat() is None, reason="needs OR-Tools")

@@ -8,7 +8,7 @@ from pipecompile.ir import Route, Schedule, chain
 from pipecompile.schedules.search.evaluate import Evaluator, MemoryLimit
 from pipecompile.schedules.search.exact import cp_sat
 from pipecompile.schedules.search.exact_model import build_model
-from pipecompile.schedules.search.exact_rows import rows_of
+from pipecompile.schedules.search.exact_variables import rows_of
 from pipecompile.simulation.costs import Engines, make_costs
 
 ROUTES = tuple(Route(route.value, route.source, route.consumers, 7.0) for route in chain(3))

@@ -1,4 +1,4 @@
-"""Errors of the user's signal handlers are not taken for errors of the calls that they interrupt."""
+"""Errors of signal handlers are not taken for errors of the calls that they interrupt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 
 import pipecompile as pc
 from pipecompile.errors import RunError
-from pipecompile.tracing.state.signal_errors import signal_errors_kept
+from pipecompile.tracing.state.signal_errors import is_from_handler, signal_errors_kept
 
 
 class TooSlow(Exception):
@@ -57,3 +57,34 @@ def test_a_step_raises_it_in_whichever_call_of_the_loss_it_comes(at: int, tmp_pa
     with pytest.raises((TooSlow, RunError)) as told:
         pipe.step(torch.randn(4, 2), target=torch.randn(4, 2))
     assert isinstance(told.value, TooSlow) or isinstance(told.value.__cause__, TooSlow)
+
+
+def _caught(call: object) -> BaseException:
+    with pytest.raises(RuntimeError) as caught:
+        call()  # type: ignore[operator]
+    error = caught.value
+    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+    return error
+
+
+def _raise() -> None:
+    raise RuntimeError("of a handler")
+
+
+def _wait() -> None:
+    exec(compile("def wait(): raise RuntimeError('connection reset')", "c10d", "exec"), space := {"__name__": "torch.distributed.c"})  # fmt: skip
+    space["wait"]()
+
+
+def _loader() -> None:
+    exec(compile("def handler(): raise RuntimeError('killed')", "loader", "exec"), space := {"__name__": "torch.utils.data.s"})  # fmt: skip
+    space["handler"]()
+
+
+@pytest.mark.parametrize(("call", "expected"), [(_raise, True), (_loader, True), (_wait, False)])
+def test_the_innermost_python_code_decides(call: object, expected: bool) -> None:
+    assert is_from_handler(_caught(call)) == expected
+
+
+def test_an_exception_without_a_traceback_is_of_the_call() -> None:
+    assert not is_from_handler(RuntimeError())

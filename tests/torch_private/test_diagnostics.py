@@ -1,14 +1,20 @@
-"""An artifact reaches the handlers of torch's structured trace."""
-
 from __future__ import annotations
 
 import logging
 
 import pytest
+import torch
 
-from pipecompile.torch_private.structured_trace import add_artifact
+from pipecompile.torch_private.diagnostics import add_artifact, is_profiling
 
 pytestmark = pytest.mark.smoke
+
+
+def test_a_profiler_is_noticed_while_it_is_on() -> None:
+    assert not is_profiling()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert is_profiling()
+    assert not is_profiling()
 
 
 def test_an_artifact_has_its_name_and_its_text() -> None:
