@@ -89,7 +89,7 @@ def schedule_report(schedule: Schedule, timeline: Timeline, out: Path | None) ->
         is_plain = schedule.n_slices == 1 and not schedule.directions
         alternatives = unit_what_if(schedule) if is_plain else None
         page = report_html(schedule, timeline, what_if=alternatives, seconds=False)
-        paths = dump(out, schedule=schedule, predicted=timeline, report=page, seconds=False)
+        paths = dump(out, schedule=schedule, predicted=timeline, texts={"report.html": page}, seconds=False)
     files = [str(path) for path in paths]
     data = _figures(timeline) | {
         "schedule": schedule.name, "n_stages": schedule.n_stages, "n_microbatches": schedule.n_microbatches,

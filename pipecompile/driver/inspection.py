@@ -110,9 +110,7 @@ class Inspection:
             program=self.program,
             predicted=self.simulate(),
             measured=self.measured,
-            passes="\n".join(changes),
-            phases=self.phases,
-            report=self.report(),
+            texts={"passes.txt": "\n".join(changes), "phases.txt": self.phases, "report.html": self.report()},
         )
 
     def write_report(self, path: str | Path) -> Path:
@@ -147,10 +145,10 @@ class Inspection:
             graph=self.graph,
             advice=advise(self.program, **self.costs),
             what_if=self._what_if(),
-            title=self.title,
-            dispatch=self.dispatch,
             memory=self._memory(predicted),
             setting=ReportSetting(
+                self.title,
+                self.dispatch,
                 tuple(throughput(self.samples, step)),
                 tuple(environment_facts(self.plan.devices)),
                 lines_again(self.plan.devices, self.schedule, has_run=run is not None),

@@ -7,7 +7,9 @@ import logging
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pipecompile.errors import InputError
@@ -42,34 +44,30 @@ def dump(
     program: Program | None = None,
     predicted: Timeline | None = None,
     measured: Timeline | None = None,
-    passes: str | None = None,
-    phases: str | None = None,
-    report: str | None = None,
+    texts: Mapping[str, str] = MappingProxyType({}),
     seconds: bool = True,
 ) -> list[Path]:
-    """Write one file per argument that is not None and return the paths.
+    """Write the files of all arguments that are not None, and `texts`, by the name of the file. Return the paths.
 
-    plan.json, schedule.csv, program.txt, passes.txt, phases.txt, report.html, timeline.json, timeline.svg (with
-    matplotlib), graph.txt (of a traced graph), graph.py, graph.dot, and graph.svg if Graphviz' `dot` is installed. All
-    texts are computed before the first file is written, and a file appears whole or not at all. `seconds` False: times
-    are in the unit of the costs. Raise InputError if the directory cannot be written.
+    plan.json, schedule.csv, program.txt, timeline.json, timeline.svg (with matplotlib), graph.txt (of a traced graph), graph.py,
+    graph.dot, and graph.svg if Graphviz' `dot` is installed. All texts are computed before the first file is written, and a file
+    appears whole or not at all. `seconds` False: times are in the unit of the costs. Raise InputError if the directory cannot be
+    written.
     """
-    folder, texts = file_path("directory", directory), {} if graph is None else _graph_texts(graph, plan)
+    folder, written = file_path("directory", directory), dict(texts)
+    written |= {} if graph is None else _graph_texts(graph, plan)
     if predicted is not None:
         devices = () if plan is None else plan.devices
-        texts |= _timeline_texts(predicted, measured, program, schedule, devices, seconds)
-    texts |= {} if plan is None else {"plan.json": plan.to_json() + "\n"}
-    texts |= {} if schedule is None else {"schedule.csv": schedule.to_csv()}
-    texts |= {} if program is None else {"program.txt": str(program).rstrip("\n") + "\n"}
-    texts |= {} if passes is None else {"passes.txt": passes}
-    texts |= {} if phases is None else {"phases.txt": phases}
-    texts |= {} if report is None else {"report.html": report}
+        written |= _timeline_texts(predicted, measured, program, schedule, devices, seconds)
+    written |= {} if plan is None else {"plan.json": plan.to_json() + "\n"}
+    written |= {} if schedule is None else {"schedule.csv": schedule.to_csv()}
+    written |= {} if program is None else {"program.txt": str(program).rstrip("\n") + "\n"}
     try:
         if folder.is_file():
             hint = f"directory={str(folder.with_suffix('') / 'dump')!r}"
             raise InputError(f"{str(folder)!r} is a file, not a directory", hint=hint)
         folder.mkdir(parents=True, exist_ok=True)
-        return [_write(folder / name, texts[name]) for name in sorted(texts)]
+        return [_write(folder / name, written[name]) for name in sorted(written)]
     except OSError as error:
         raise _unwritable("the dump", folder, error) from error
 

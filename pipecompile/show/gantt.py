@@ -63,19 +63,16 @@ def timeline_svg(
     title: str = "",
     devices: Sequence[str] = (),
     seconds: bool = True,
-    common_scale: bool = False,
 ) -> str:
     """Return the chart as SVG text, the measured timeline below the predicted one.
 
-    Each fills the width, with a time axis of its own; with `common_scale` both have the same one. `seconds` False: times
-    are in the unit of the costs, as in a unit-time simulation. Needs matplotlib.
+    Each fills the width, with a time axis of its own. `seconds` False: times are in the unit of the costs, as in a unit-time
+    simulation. Needs matplotlib.
     """
     from matplotlib import style
 
     with style.context(["default", _STYLE]):
-        figure = timeline_figure(
-            predicted, measured, title=title, devices=devices, seconds=seconds, common_scale=common_scale
-        )
+        figure = timeline_figure(predicted, measured, title=title, devices=devices, seconds=seconds)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
@@ -88,12 +85,11 @@ def timeline_figure(
     title: str = "",
     devices: Sequence[str] = (),
     seconds: bool = True,
-    common_scale: bool = False,
 ) -> Figure:
     """Return the chart as a matplotlib figure in the current style."""
     from matplotlib.figure import Figure
 
-    panels = _panels(predicted, measured, seconds=seconds, common_scale=common_scale)
+    panels = _panels(predicted, measured, seconds=seconds)
     inner = min(max(_NARROW, _CELL * max(map(_longest_row, (p.timeline for p in panels)))), _WIDE)
     width, height = _LEFT + inner + _RIGHT, _HEAD + _FOOT + sum(p.gap + p.height for p in panels)
     figure = Figure(figsize=(width, height), facecolor="white")
@@ -113,15 +109,13 @@ def timeline_figure(
     return figure
 
 
-def _panels(predicted: Timeline, measured: Timeline | None, *, seconds: bool, common_scale: bool) -> list[_Panel]:
+def _panels(predicted: Timeline, measured: Timeline | None, *, seconds: bool) -> list[_Panel]:
     timelines = [("predicted", predicted), *([("measured", measured)] if measured else [])]
     panels: list[_Panel] = []
     for label, timeline in timelines:
-        shown = [t for _, t in timelines] if common_scale else [timeline]
-        unit = fit(SECONDS, [t.makespan for t in shown]) if seconds else Unit("", 1.0)
-        length = max((_end(t) - _origin(t)) / unit.size for t in shown) or 1.0
-        has_memory, is_last = any(timeline.peak_memory), timeline is timelines[-1][1] or not common_scale
-        kinds = [(False, is_last and not has_memory), (True, is_last)] if has_memory else [(False, is_last)]
+        unit = fit(SECONDS, [timeline.makespan]) if seconds else Unit("", 1.0)
+        length = (_end(timeline) - _origin(timeline)) / unit.size or 1.0
+        kinds = [(False, False), (True, True)] if any(timeline.peak_memory) else [(False, True)]
         gap = 0.46 + (_FOOT if panels and panels[-1].has_axis else 0.0)
         panels += [_Panel(label, timeline, unit, _origin(timeline), length, 0.24 if m else gap, m, a) for m, a in kinds]
     return panels

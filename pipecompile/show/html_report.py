@@ -41,8 +41,12 @@ _TICKS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReportSetting:
-    """Facts as (name, value): `figures` of the step, `environment` of the place where it ran. `again`: lines that make the report again."""
+    """The setting of a report: its `title`, and the `dispatch` of the measured step. Facts are (name, value): `figures` of the step,
+    `environment` of the place where it ran. `again`: lines that make the report again.
+    """
 
+    title: str = ""
+    dispatch: str = ""
     figures: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     again: str = ""
@@ -60,21 +64,18 @@ def report_html(
     graph: GraphModule | None = None,
     advice: Sequence[object] = (),
     what_if: WhatIf | None = None,
-    title: str = "",
     seconds: bool = True,
-    dispatch: str = "",
     memory: MemoryFigures | None = None,
     setting: ReportSetting = _NOWHERE,
 ) -> str:
     """Return the page as text, without the parts whose argument is None or empty.
 
-    `seconds` False: times are in the unit of the costs. `dispatch` is that of the measured step. `setting`
-    has more facts.
+    `seconds` False: times are in the unit of the costs.
     """
     timelines = {"predicted": predicted} | ({} if measured is None else {"measured": measured})
     names = plan.devices if plan is not None else ()
     data = {
-        "title": " · ".join(filter(None, (title, title_of(schedule)))),
+        "title": " · ".join(filter(None, (setting.title, title_of(schedule)))),
         "seconds": seconds,
         "facts": [*_facts(timelines, plan, seconds=seconds), *setting.figures],
         "palette": {kind.value: shades for kind, shades in SHADES.items()},
@@ -82,12 +83,14 @@ def report_html(
         "copyColour": COPY,
         "devices": [f"{d} · {names[d]}" if d < len(names) else f"device {d}" for d in range(predicted.n_devices)],
         "table": None if plan is None else _table(plan, predicted),
-        "compared": None if measured is None or not seconds else _compared(predicted, measured, dispatch, names),
+        "compared": None
+        if measured is None or not seconds
+        else _compared(predicted, measured, setting.dispatch, names),
         "memory": None if memory is None else _memory(names, memory),
         "timelines": [_timeline(name, timeline) for name, timeline in timelines.items()],
         "advice": [str(line) for line in advice],
         "cut": None if plan is None or graph is None else _cut(graph, plan),
-        "environment": {"facts": setting.environment, "again": setting.again} if setting != _NOWHERE else None,
+        "environment": {"facts": setting.environment, "again": setting.again} if setting.environment else None,
         "whatIf": None if what_if is None else _what_if(what_if, names),
     }
     text = msgspec.json.encode(data).decode().replace("<", "\\u003c")

@@ -41,7 +41,7 @@ def memory_columns(
 
 
 def memory_remarks(kinds: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return lines that say which device holds most, what of, and what is not counted."""
+    """Return lines on the device that holds most, the kind of memory that it holds most of, and memory that is not counted."""
     sums = _sums(kinds)
     lines = []
     if any(sums):

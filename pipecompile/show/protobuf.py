@@ -1,4 +1,4 @@
-"""Messages in the wire format of Protocol Buffers: what a trace needs of it, without the library.
+"""Messages in the wire format of Protocol Buffers: the part that a trace needs, without the library.
 
 message   field after field          field   varint of (number << 3 | wire type), then its content
 varint    7 bits a byte, the least significant first, the high bit set on all but the last

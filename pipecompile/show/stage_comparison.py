@@ -1,4 +1,4 @@
-"""Predicted beside measured seconds of every stage in one step, and what the difference of the step consists of.
+"""Predicted and measured seconds of every stage in one step, and the parts of their difference.
 
     step = compute + waiting        of any one device: so the difference of two steps is that of the two parts, exactly
 
@@ -46,7 +46,7 @@ def comparison_columns(predicted: Timeline, measured: Timeline) -> dict[str, tup
 def comparison_remarks(
     predicted: Timeline, measured: Timeline, *, dispatch: str = "", devices: Sequence[str] = ()
 ) -> list[str]:
-    """Return lines that say what the difference of the two steps consists of, and which actions stand out."""
+    """Return lines on the parts of the difference of the two steps, and on actions that stand out."""
     lines = [*_parts(predicted, measured), *_outliers(measured)]
     is_shared = len(devices) > 1 and all(name.startswith("cpu") for name in devices)
     if is_shared and dispatch == "inline":

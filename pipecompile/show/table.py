@@ -157,11 +157,11 @@ def stage_caption(plan: Plan, predicted: Timeline | None) -> Text:
     return Text("\n".join([" · ".join(parts), *proven, *remarks(plan)]))
 
 
-def step_gap(predicted: Timeline, *, seconds: bool = True) -> str:
+def step_gap(predicted: Timeline) -> str:
     """Return the makespan of a timeline, its lower bound and the gap as text; an empty text without a bound."""
     if predicted.bound is None or predicted.gap is None:
         return ""
-    step, bound = (written(SECONDS, x) if seconds else f"{x:g}" for x in (predicted.makespan, predicted.bound))
+    step, bound = (written(SECONDS, x) for x in (predicted.makespan, predicted.bound))
     return f"step {step} · no schedule below {bound} · gap {predicted.gap:.1%}"
 
 

@@ -70,17 +70,6 @@ def test_a_measured_run_stands_below_on_a_time_axis_of_its_own(predicted, measur
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "time, ms"] * 2
 
 
-def test_a_measured_run_stands_below_on_the_same_time_axis_on_request(predicted, measured):
-    figure = timeline_figure(predicted, measured, common_scale=True)
-    rows, memory, rows_too, memory_too = figure.axes
-    assert rows.get_title(loc="left").startswith("predicted: makespan 36.2 ms")
-    assert rows_too.get_title(loc="left").startswith("measured: makespan 43.4 ms")
-    assert len({axes.get_xlim() for axes in figure.axes}) == 1
-    assert memory.get_ylim() == memory_too.get_ylim()
-    tops = [axes.get_position().y1 for axes in figure.axes]
-    assert tops == sorted(tops, reverse=True)
-
-
 def test_stages_of_one_device_have_their_own_shade():
     spans = tuple(Span(0, COMPUTE, f"{s}F0", float(s), s + 1.0) for s in (0, 2))
     svg = timeline_svg(Timeline(1, spans), seconds=False)

@@ -16,6 +16,7 @@ import pipecompile as pc
 from pipecompile.planning.alternatives import unit_what_if
 from pipecompile.schedules import build_schedule
 from pipecompile.show import report_html
+from pipecompile.show.html_report import ReportSetting
 from pipecompile.simulation.simulator import simulate
 
 ACT = """
@@ -162,7 +163,7 @@ def test_the_cut_has_all_nodes_in_the_order_of_stages_and_the_skip(pipe, page):
 
 
 def test_text_of_the_user_cannot_end_the_data(schedule, predicted, tmp_path):
-    page = report_html(schedule, predicted, title="<!--<script></script><b>")
+    page = report_html(schedule, predicted, setting=ReportSetting("<!--<script></script><b>"))
     assert data_of(page)["title"].startswith("<!--<script></script><b> · ")
     assert "&lt;!--&lt;script&gt;&lt;/script&gt;&lt;b&gt; · 1f1b</h1>" in opened(page, tmp_path).replace(
         "1f1b, 4 stages on 4 devices, 8 micro-batches</h1>", "1f1b</h1>"
