@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import sympy
 import torch
@@ -51,13 +50,9 @@ class SequenceAxes:
 
     def shapes(self, node: fx.Node) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
         """Return the shapes of each leaf of a node's value, of a slice and of a whole sequence; None for a leaf that is no tensor."""
-        pairs = zip(self._leaves(node), self._leaves(self.twins[node]), strict=True)
+        pairs = zip(leaves_of(node), leaves_of(self.twins[node]), strict=True)
         is_tensor = [(part, whole, isinstance(part, torch.Tensor)) for part, whole in pairs]
         return [(self._shape(part, 0), self._shape(whole, 1)) if known else None for part, whole, known in is_tensor]
-
-    @staticmethod
-    def _leaves(node: fx.Node) -> list[Any]:
-        return leaves_of(node)
 
     def _shape(self, value: torch.Tensor, place: int) -> tuple[int, ...]:
         symbol = self._symbols[place]

@@ -44,7 +44,8 @@ def is_foreign(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_FOREIGN)
 
 
-def _describe(frame: FrameType, line: int) -> str:
+def place_of(frame: FrameType, line: int) -> str:
+    """Return a line of the function that a frame runs, as "file:line in function"."""
     return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
 
 
@@ -58,17 +59,12 @@ def is_users(frame: FrameType) -> bool:
     return not is_foreign(frame) and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
 
 
-def place_of(frame: FrameType, line: int) -> str:
-    """Return a line of the function that a frame runs, as "file:line in function"."""
-    return _describe(frame, line)
-
-
 def caller() -> str:
     """Return the innermost frame that is not of torch or this package, as "file:line in function"; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not is_foreign(frame):
-            return _describe(frame, frame.f_lineno)
+            return place_of(frame, frame.f_lineno)
         frame = frame.f_back
     return ""
 
@@ -118,7 +114,7 @@ def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 def _with_text(frame: FrameType, line: int) -> str:
     text = linecache.getline(frame.f_code.co_filename, line).strip()
-    return f"{_describe(frame, line)}:  {text}"
+    return f"{place_of(frame, line)}:  {text}"
 
 
 def line_of(place: str) -> str:
