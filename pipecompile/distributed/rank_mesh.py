@@ -148,7 +148,7 @@ class RankMesh:
 
     @property
     def beside(self) -> tuple[int, ...]:
-        """The other ranks with which layers of a stage exchange something: those of `tp`, or of SyncBatchNorm."""
+        """The other ranks with which layers of a stage exchange values: ranks of `tp`, or of SyncBatchNorm."""
         group = self.tensor_group
         ranks = self.replicas if group is None else dist.get_process_group_ranks(group)
         return tuple(rank for rank in ranks if rank != self.rank)

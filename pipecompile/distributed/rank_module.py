@@ -45,7 +45,7 @@ class RankModule(Pipeline):
     replicas: Replicas
 
     def __init__(self, model: nn.Module, options: Options, ranks: RankMesh, copied: CompileCache | None = None) -> None:
-        """`copied` is what a pipeline has whose model was copied: its cut, and the homes of its tensors."""
+        """`copied` has the cut of the pipeline whose model was copied, and the homes of its tensors."""
         self._communicator = Communicator(ranks)
         self._communicator.settings = lambda: settings_text(self._options)
         self._backend, self._rescheduled, self._loads = RankBackend(self._communicator), "", 0

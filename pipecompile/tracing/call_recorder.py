@@ -135,7 +135,7 @@ class CallRecorder(TorchFunctionMode):
         return expected
 
     def _piece_of(self, func: Any) -> Piece:
-        """Return the call of a function on the user's current line, as a piece of its own."""
+        """Return the call of a function on the user's current line, as a separate piece."""
         return Piece(self.writer.path[-1], func.__name__, caller())
 
     def _opaque_piece(self, func: Any) -> Piece | None:
@@ -276,7 +276,7 @@ class CallRecorder(TorchFunctionMode):
         self.asked_grad_mode = True
 
     def note_read(self, what: str) -> None:
-        """Note that the model asks for `LAYOUTS` or `INFERENCE_MODE`."""
+        """Note that the model reads `LAYOUTS` or `INFERENCE_MODE`."""
         self.asked.setdefault(what, caller())
 
     def refuse_gradient_read(self, *, is_of_state: bool = False) -> None:

@@ -48,7 +48,7 @@ def size_of(container: Any) -> int:
 
 
 def refill(container: Any, items: list[Any]) -> None:
-    """Give a mutable container these items in the place of its own: pairs for a mapping."""
+    """Replace the items of a mutable container: pairs for a mapping."""
     base = builtin_type(container)
     base.clear(container)
     if issubclass(base, (dict, set)):

@@ -1,4 +1,4 @@
-"""The thread pool of torch in a forked process: it is made anew before threads of autograd ask for it together.
+"""The thread pool of torch in a forked process: it is created again before several threads of autograd need it at once.
 
 parent   pool ── fork ──► child   the pool is marked as lost, and the first thread that asks for it makes another
                                   autograd starts a thread per device, and all ask at once: some find none, or half of one
@@ -21,9 +21,9 @@ _renewed_in = [0]
 
 
 def renew_pool() -> None:
-    """Let one thread ask for the thread pool of torch, once in a process; where it is not lost, nothing changes.
+    """Create the thread pool of torch again if it was lost, once in a process.
 
-    A new thread does: torch looks at the pool when a thread asks for the number of threads first.
+    A new thread reads the number of threads, since torch checks the pool at the first such read of a thread.
     """
     if _renewed_in[0] != os.getpid():
         _renewed_in[0] = os.getpid()

@@ -1,4 +1,4 @@
-"""Facts of a whole recording, typed: what the later levels need of a traced graph beyond its nodes."""
+"""Facts of a whole recording, typed: everything that later levels need of a traced graph beyond its nodes."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ _kept: ContextVar[dict[int, _CodeSearch] | None] = ContextVar("kept searches", d
 
 @contextmanager
 def searches_kept() -> Iterator[None]:
-    """Search the code of a model once while the block runs, and again only when something that the search has read is another object.
+    """Keep the search of a model's code while the block runs, and repeat it only if something that it has read is another object.
 
     A search of a model of transformers follows 6,000 functions and classes; compiling asks for it a dozen times.
     """

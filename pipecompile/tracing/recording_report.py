@@ -1,4 +1,4 @@
-"""The report on a recording, for `explain`: counts of nodes, modules and parameters, and what is kept whole."""
+"""The report on a recording, for `explain`: counts of nodes, modules and parameters, and the pieces kept whole."""
 
 from __future__ import annotations
 

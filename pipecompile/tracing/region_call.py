@@ -61,7 +61,7 @@ class RegionCall:
         return result
 
     def run(self, kept: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
-        """Run the part on what it keeps and on what it is given, in the order of its inputs."""
+        """Run the part on its kept values and its arguments, in the order of its inputs."""
         arriving = iter(given)
         return self.part(*(value if place in self.held else next(arriving) for place, value in enumerate(kept)))
 

@@ -57,7 +57,7 @@ def check_sync_groups(layers: dict[str, nn.SyncBatchNorm], replicas: dist.Proces
 
 
 class LocalBatchNorm(BatchNorm):
-    """A SyncBatchNorm layer that normalises by the samples of this process alone."""
+    """A SyncBatchNorm layer that normalises by the samples of this process only."""
 
     _check_input_dim = sync_check_input_dim
 
@@ -144,7 +144,7 @@ class ReplicatedNorms(DeferredNorms):
         super().settle()
 
     def _settle_by_name(self, model: nn.Module) -> None:
-        """Merge the statistics by the names of layers; update those that other replicas alone have observed."""
+        """Merge the statistics by the names of layers, and update the layers that only other replicas have observed."""
         names, own = {id(module): name for name, module in model.named_modules()}, dict[tuple[str, int], DeferredCall]()
         mine: list[ObservedCall] = []
         for norm in self.norms:

@@ -30,7 +30,7 @@ Undo = Callable[[], object]
 
 
 class CallUndo:
-    """The state of the modules of a rank before a call. `own` are the tensors that live on the rank, `inputs` what the call is given."""
+    """The state of the modules of a rank before a call. `own` are the tensors that live on the rank, `inputs` the arguments of the call."""
 
     def __init__(
         self, modules: Iterable[nn.Module], own: Callable[[torch.Tensor], bool], cache: CompileCache, inputs: Any

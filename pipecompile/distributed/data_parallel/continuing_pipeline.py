@@ -1,4 +1,4 @@
-"""A pipeline of several copies that goes on without those that it loses: a call that fails is undone, and made again by the others.
+"""A pipeline of several copies that continues without lost copies: a failed call is undone, and the other copies repeat it.
 
 call ──► all ranks are past their part ──► done, on all
   ▲  └─► a rank of another copy fails ──► undone, on all that are left ──► new groups ─┐

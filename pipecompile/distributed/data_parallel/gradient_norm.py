@@ -62,7 +62,7 @@ def spread_infinities(
 ) -> None:
     """Fill the gradients of all ranks with infinity if one rank has a non-finite gradient: each `GradScaler` skips its step.
 
-    The scaler of a rank without gradients is told, so that all keep one scale.
+    The scaler of a rank without gradients notes the infinity as well, so that all ranks keep one scale.
     """
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     finite = [gradient.isfinite().all() for gradient in gradients]

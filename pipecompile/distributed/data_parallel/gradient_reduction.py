@@ -185,7 +185,7 @@ class GradientReduction:
 
     @torch.no_grad()
     def own_parts(self) -> list[Part]:
-        """Take the gradients of this replica, weighted, in place of a reduction."""
+        """Take the weighted gradients of this replica, instead of a reduction."""
         parts = self.shards.own_parts(self.share)
         for parameter in self.whole:
             if parameter.requires_grad:

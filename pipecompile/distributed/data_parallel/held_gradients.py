@@ -4,8 +4,8 @@
         step      own part ──► held            no message of gradients; .grad is not a number (NaN)
     step          own part + held ──► summed over the copies ──► added to what .grad was before
 
-Gradients that are cleared in between, as `zero_grad()` clears them, take along what is held for them. `DistributedDataParallel` has the
-same context; there `.grad` is the part of one copy meanwhile, which no parameter that is sharded has a place for.
+If `zero_grad()` clears gradients in between, the held parts are dropped as well. `DistributedDataParallel` has the same context; there
+`.grad` is the part of one copy meanwhile, for which a sharded parameter has no place.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class HeldGradients:
             self._held[parameter] = _Held(total, parameter.grad, shown, version_of(shown))
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """Return what is held for a parameter, None for nothing."""
+        """Return the part held for a parameter; None if there is none."""
         held = self._held.get(parameter)
         return None if held is None else held.total
 

@@ -1,9 +1,9 @@
-"""Process groups of ranks that are left after others were lost. Those that are lost take no part in the making.
+"""Process groups of the ranks that remain after others were lost. They are created without the lost ranks.
 
     ranks 0, 1, 2, 3     the default group     a collective waits for ranks 2 and 3 forever
-    ranks 0, 1           a group of ours       its own ranks alone make it
+    ranks 0, 1           a group of ours       only its own ranks create it
 
-A process keeps them: two pipelines that lose the same copy have one group.
+A process keeps them: two pipelines that lose the same copy share one group.
 """
 
 from __future__ import annotations
@@ -69,6 +69,6 @@ def require_present(ranks: tuple[int, ...]) -> None:
 
 
 def _left() -> _Left:
-    """Return what is left of the present default group; nothing is noted if there is none."""
+    """Return the groups and losses noted for the present default group; empty ones if there is no default group."""
     world = dist.group.WORLD
     return _Left({}, {}) if world is None else _LEFT.setdefault(world, _Left({}, {}))

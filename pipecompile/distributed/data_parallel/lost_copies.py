@@ -1,7 +1,7 @@
-"""The loss of copies of a pipeline that goes on: which mesh allows it, and how the ranks that are left take up the work.
+"""The loss of copies of a pipeline: which mesh allows the others to continue, and how they do.
 
 rank 3 fails ──► its copy raises
-                 the others agree on who is left ──► new board, groups and connections ──► the call again
+                 the others agree on the remaining copies ──► new board, groups and connections ──► the call again
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _check_agents(ranks: RankMesh) -> None:
 
 
 class LostCopies:
-    """The losses of copies of one pipeline. `communicator` goes on with the ranks that are left."""
+    """The losses of copies of one pipeline. `communicator` continues with the remaining ranks."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -80,7 +80,7 @@ class LostCopies:
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Let the others know of an error in this context: this rank does not go on."""
+        """Announce to the other ranks, after an error in this context, that this rank does not continue."""
         try:
             yield
         except RunError:

@@ -4,8 +4,8 @@
     copy 1   rank 2: -       rank 3: has failed  ├─► left = [0, 2], written once: the first to write decides for all
     copy 2   rank 4: stays   rank 5: stays      ─┘
 
-A copy goes on if all its ranks say so. It is lost if one of them has failed, says that it does not go on, or has ended; and if one
-says nothing for the timeout.
+A copy continues if all its ranks announce that they do. It is lost if one of them has failed or ended, announces that it leaves, or is
+silent for the timeout.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def copies_left(board: StatusBoard, ranks: RankMesh, failed: FailureReport) -> t
 
 
 def _standing(board: StatusBoard, copy: tuple[int, ...], failed: int) -> Standing:
-    """Return whether a copy goes on, as far as is known."""
+    """Return whether a copy continues, as far as is known."""
     said = [board.store.get(STAYS.at(rank)) for rank in copy if board.store.check([STAYS.at(rank)])]
     if failed in copy or b"no" in said or any(board.cause(rank, "") for rank in copy):
         return Standing.LOST

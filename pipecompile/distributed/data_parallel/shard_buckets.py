@@ -89,7 +89,7 @@ class ShardBuckets:
         return self._bucket([parameter], rows, settle)
 
     def _weigh(self, parameter: ShardedParameter, rows: torch.Tensor) -> None:
-        """Weigh a gradient, let go of it on the parameter, and add what is held for it."""
+        """Weight the rows of a gradient, drop the gradient on the parameter, and add its held part to the rows."""
         weigh_in_place(rows, self.share)
         parameter.whole.grad = None
         if (part := self.held.of(parameter.shard)) is not None:

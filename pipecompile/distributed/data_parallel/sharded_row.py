@@ -1,4 +1,4 @@
-"""The actions of a row on sharded parameters, as functions: what they gather, free and reduce, and who waits for it.
+"""The actions of a row on sharded parameters, as functions: they gather, free and reduce, and later actions wait for them.
 
     row        0UNSHARD  2UNSHARD  0F0      0F1  0RESHARD  2F0 ...  2B1  2REDUCE_GRAD
     gathers   [ 0 ─────][ 2 ──────────]                                  [ the gradients of 2 ──
@@ -137,7 +137,7 @@ class ShardedRow:
         self.hide(freed)
 
     def hide(self, parameters: Iterable[ShardedParameter]) -> None:
-        """Let all that reads the values of parameters raise an error until they are whole again."""
+        """Make every read of the values of parameters raise an error until they are whole again."""
         for parameter in parameters:
             hide(parameter.whole, self.refusal)
 

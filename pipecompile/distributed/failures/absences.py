@@ -1,10 +1,10 @@
-"""Notes of ranks about themselves, for those that wait for them: how many pipelines it has made, the checkpoint that it
+"""Notes of a rank about itself, for ranks that wait for it: the number of pipelines that it has made, the checkpoint that it
 saves, the exception that has ended one of its threads or that its script handles, and the threads that outlive its script.
 
     rank 0   compile   compile   waits ──► "rank 1 has made 1 pipeline on ranks 0, 1; this is number 2 of rank 0"
     rank 1   compile   step
 
-A thread that ends by an exception does not end its process, so it is no failure: others learn of it when the rank is late.
+A thread that ends by an exception does not end its process, so it is no failure: other ranks read the note if the rank is late.
 """
 
 from __future__ import annotations

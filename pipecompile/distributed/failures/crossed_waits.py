@@ -1,10 +1,10 @@
-"""Waits of ranks that call two pipelines of theirs in different orders: each waits in one for the other, and neither can go on.
+"""Waits of ranks that call two pipelines in different orders: each rank waits in one for the other, and neither can continue.
 
 rank 0   generator.step ── waits for rank 1 ──┐
 rank 1   critic.step    ── waits for rank 0 ──┴─► an error on both, before the timeout
 
-Each rank notes the pipeline in which its main thread waits, once it has waited for long. A wait that lasts for PATIENCE beside the same
-waits of others is crossed: a message cannot be under way for so long.
+After a long wait, a rank notes the pipeline in which its main thread waits. A wait that lasts for PATIENCE, while the same waits of other
+ranks last, is crossed: no message is under way for so long.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class FailureGuard:
         self._end_waits = end_waits
 
     def require_whole(self) -> None:
-        """Raise RunError after a failure: what was under way is lost."""
+        """Raise RunError after a failure: messages under way are lost."""
         if self._broken is not None:
             raise RunError(
                 "this pipeline failed before",

@@ -14,7 +14,7 @@ __all__ = ["SaveReports"]
 
 
 class KnowingBoard(Protocol):
-    """The part of a status board that is asked."""
+    """The part of a status board that reports on saves read."""
 
     members: tuple[int, ...]
 

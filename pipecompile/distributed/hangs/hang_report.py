@@ -57,7 +57,7 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
-    """The places of ranks, the ranks that are the cause with what is known of each, and collectives that are not over.
+    """The places of ranks, the causing ranks with the known facts of each, and collectives that are not over.
 
     `unplaced` has what is certain of ranks whose messages cannot be assigned to the program.
     """
@@ -190,7 +190,7 @@ def _computed(program: Program, device: int, row: Sequence[RowMessage], index: i
 
 
 def _causes(places: Sequence[RankPlace], dumps: Mapping[int, FlightDump], copy: Sequence[int]) -> dict[int, str]:
-    """Return the ranks that are the cause, with what is known of them."""
+    """Return the causing ranks, with the known facts of each."""
     by_device = {place.device: place for place in places}
     causes: dict[int, str] = {}
     for place in places:
@@ -232,7 +232,7 @@ def _with_collectives(
 ) -> dict[int, str]:
     """Return the causes, those whose last call is a collective that is not over replaced by the ranks that have not launched it.
 
-    A rank that has not launched a collective, and waits for a message, is none: what it waits for has a cause of its own.
+    A rank that has not launched a collective, and waits for a message, is not a cause: the missing message has its own cause.
     """
     waiting = {place.rank for place in places if place.call is not None}
     found = {rank: what for rank, what in causes.items() if rank in waiting or not _ends_in_collective(dumps.get(rank))}

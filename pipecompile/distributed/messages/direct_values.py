@@ -174,7 +174,7 @@ class DirectValues:
             self.layouts[key] = layout
 
     def _launched(self, peer: int, name: str, work: dist.Work) -> None:
-        """Let the current stream go on after a message. On a CPU that is this thread."""
+        """Let the current stream, on a CPU this thread, wait for a message."""
         if self.device.type == "cpu":
             self.communicator.wait(peer, work, name)
         else:

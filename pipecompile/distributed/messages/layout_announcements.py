@@ -1,6 +1,6 @@
 """Announcements on the control group: the layout of a value whose elements follow on a link, or an object as a whole.
 
-    announce    [checksum of the name, header of the layout]   [object]      the second part for an object alone
+    announce    [checksum of the name, header of the layout]   [object]      the second part only for an object
 
 They have a tag of their own, and no receives posted ahead: there is one per value and recording, and one per object.
 """

@@ -1,4 +1,4 @@
-"""The layout of a value that goes from one rank to another: what the receiver has to know to allocate memory for its bytes.
+"""The layout of a value that goes from one rank to another: the receiver needs it to allocate memory for the bytes.
 
     header     kind, requires_grad, dtype, number of dimensions, bytes, shape, strides      25 int64
     payload    the elements in the order in which they lie in memory

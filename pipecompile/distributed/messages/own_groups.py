@@ -10,8 +10,8 @@ A step that fails leaves ranks at different collectives of a group. Whatever is 
 gloo ends the process. So a group of ours is closed at a failure, and the mesh's groups stay as they are.
 
 Groups meet in the store of the pipeline that opens them: names of torch's groups depend on how many a process has made. A group with
-NCCL is spent after a failure, and so is a group that layers of the model send in. A collective that is under way in it would wait for
-ever for ranks that have left the step, and the GPU with it, so its communicators are aborted.
+NCCL cannot be used after a failure, nor can a group in which layers of the model send. A collective under way in it would wait forever, and
+block the GPU, for ranks that have left the step. So its communicators are aborted.
 """
 
 from __future__ import annotations

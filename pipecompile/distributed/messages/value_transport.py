@@ -56,7 +56,7 @@ class ValueTransport(Protocol):
         """Return when all values are sent and received. Raises RankLost."""
 
     def abort(self) -> None:
-        """End what is under way, after a failure."""
+        """End all messages under way, after a failure."""
 
 
 class GlooValues:

@@ -1,7 +1,7 @@
-"""A call as the graph sees it: opcode and target of its node, and effects that versions of tensors do not show.
+"""The description of a call in the graph: opcode and target of its node, and effects that versions of tensors do not show.
 
 Operators and attribute access are nodes of functions; methods of Tensor are nodes of their name. Calls that only read metadata
-are no nodes. Writes that the version counters of tensors do not show:
+get no node. Writes that the version counters of tensors do not show:
 
     x.requires_grad = True, x.register_hook(f)      the tensor, but not its memory
     F.batch_norm(x, mean, var, training=True)       the running statistics; torch does not declare this write
@@ -92,7 +92,7 @@ def check_keywords(names: Iterable[str], code: str = "PC199") -> None:
 
 
 def is_code_atom(atom: str) -> bool:
-    """Return whether fx writes this part of a path as what it is: a name, or simple text between double quotes."""
+    """Return whether fx writes this part of a path unchanged: it is a name, or simple text between double quotes."""
     return is_code_name(atom) or (_ATOM.fullmatch(atom) is not None and not iskeyword(atom))
 
 
@@ -259,7 +259,7 @@ def accesses_gradient(func: Any) -> bool:
 
 
 def state_name(func: Any) -> str:
-    """Return the name of what the user's code reads and neither the values nor the type of a tensor say, as its version; or ""."""
+    """Return the name of the state of a tensor that user code reads beyond its values and type, such as its version; or ""."""
     name = _OF_STATE.get(func, "")
     return "" if name and is_foreign(sys._getframe(2)) else name
 

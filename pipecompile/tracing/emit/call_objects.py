@@ -1,11 +1,11 @@
-"""Containers and objects that a forward makes and that functions of its backward read or fill: every micro-batch has its own.
+"""Containers and objects that a forward creates for functions of its backward: every micro-batch has its own.
 
     seen = []                                            objects = CallObjects
     k.register_hook(lambda g: seen.append(g))            first = remade(objects, <lambda>, [])     a lambda that appends to a new list
     h.register_hook(lambda g: g * seen[0] * scale)       second = remade(objects, <lambda>, [scale])     one that reads the same list
 
-What the forward makes is another object in each call. So the model is recorded a second time, and what the functions held in the first
-recording, which stays alive, and hold again, was there before: the user's own, one object for all micro-batches.
+An object that the forward creates is a new one in each call. So the model is recorded a second time. Objects that the functions hold in
+both recordings, the first of which stays alive, existed before the call: they are the user's own, one for all micro-batches.
 """
 
 from __future__ import annotations

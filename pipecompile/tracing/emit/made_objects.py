@@ -1,9 +1,9 @@
-"""Objects around a function that a call made: found by following what the function holds, and copied with all that leads to one another.
+"""Objects that a call created around a function: found by following what the function holds, and copied together.
 
     seen = []                                      lambda ─► cell ─► seen          each copy of the lambda has a list of its own;
     h.register_hook(lambda g: seen.append(g))                                      two functions copied with one memo share the list
 
-What was there before the call is not copied. Tensors and sizes of the call are replaced by those that are given.
+Objects from before the call are not copied. Tensors and sizes of the call are replaced by those of the present run.
 """
 
 from __future__ import annotations

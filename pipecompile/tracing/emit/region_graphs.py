@@ -3,8 +3,8 @@
     nodes                    regions                     code
     a  b  c  d  e            a [b  c] d [e]              a;  b, c = region(a);  d;  e = region(d, c)
 
-A region gets a copy of state of the model that nodes outside of it write: its recomputation is to read what the region read, and not
-what later micro-batches wrote.
+A region gets a copy of the model's state that nodes outside of it write. So its recomputation reads the same values as its forward, and not
+those that later micro-batches wrote.
 
 The graph itself stays flat, for all analyses: only `forward` of its module is replaced. A region inside a region is a call
 inside the code of the outer one. Switches of grad mode and autocast are made anew, from the mode in which a region was called.

@@ -1,4 +1,4 @@
-"""Fakes: what a model computes on while it is recorded. Tensors have no memory, and sizes are symbols.
+"""Fakes: the values on which a model computes while it is recorded. Tensors have no memory, and sizes are symbols.
 
     fake_tensors    the fake twins of parameters, constants and inputs, and tensors made of unknown numbers
     batch_symbol    the batch size as a symbol, guards on it, and nodes that compute sizes

@@ -1,4 +1,4 @@
-"""Guards: what a recording read beyond its arguments, and whether all of it is still the same.
+"""Guards: the state that a recording read beyond its arguments, and the check that it has not changed.
 
     1  attribute_reads     note, while the model runs on fake tensors, which attributes of which objects Python reads
     2  read_state          the state that a recording depends on, as data: values by label, and rows that fetch them again

@@ -137,7 +137,7 @@ def _named(code: CodeType, scope: Mapping[str, Any]) -> FunctionType | None:
 
 
 def source_of(code: CodeType) -> tuple[str, int, str]:
-    """Return where code is written. A recording runs code of its own in place of some functions', written at the same place."""
+    """Return the place where code is written. The rewritten code that runs during a recording has the place of the original."""
     return code.co_filename, code.co_firstlineno, code.co_qualname
 
 

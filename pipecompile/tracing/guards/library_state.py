@@ -1,4 +1,4 @@
-"""The state of objects of Python's library and of numpy: bytes, members of weak containers, what a weak reference leads to."""
+"""The state of objects of Python's library and of numpy: bytes, members of weak containers, targets of weak references."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _pairs(mapping: Mapping[Any, Any]) -> tuple[Any, ...]:
 
 
 def _referent(reference: Any) -> Any:
-    """Return what a weak reference or proxy leads to; None if it is gone."""
+    """Return the target of a weak reference or proxy; None if it no longer exists."""
     if isinstance(reference, weakref.ref):
         return reference()
     try:

@@ -3,7 +3,7 @@
 of a class       what the functions name, and special methods that ran: `x * h` and `x[0]` name neither `__mul__` nor `__getitem__`
 of a tensor      what was set on it, as `weight.scale = 2.0`, under a name or text that the functions have
 of a function    the same: `forward.calls`
-of a module      what the functions name, wherever the module is held: `self.settings.scale`
+of a module      what the functions name, whatever refers to the module: `self.settings.scale`
 """
 
 from __future__ import annotations

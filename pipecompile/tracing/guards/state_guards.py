@@ -1,4 +1,4 @@
-"""The guards of one recording: whether all that it read is unchanged, and if not, what has changed and where it is read."""
+"""The guards of one recording: the check that all it read is unchanged, and the text of a change with the line that reads it."""
 
 from __future__ import annotations
 

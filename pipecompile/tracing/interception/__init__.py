@@ -1,4 +1,4 @@
-"""Interception: how the recorder gets to see what a model does, beyond what torch shows to a TorchFunctionMode.
+"""Interception: the recorder's view of calls that torch does not show to a TorchFunctionMode.
 
     module_calls       modules, autograd functions, TorchScript, random states, grad mode: patched where they are defined
     checkpoint_calls   regions of torch.utils.checkpoint: their nodes are noted as such

@@ -1,8 +1,8 @@
-"""Custom autograd functions that change modules and objects among their arguments: the call is no node of its own.
+"""Custom autograd functions that change modules and objects among their arguments: such a call cannot be a single node.
 
     Reversible.apply(x, block)    runs block, whose BatchNorm counts; a node would run it in every trial and recomputation, and uncounted
 
-What is around it is kept whole instead, as other pieces with state are: their changes are noted and undone.
+The code around the call is kept whole instead, as other pieces with state are: their changes are noted and undone.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     update(self.rows, h)         may write: a function gets the tensor
     rows = self.rows             may write: a later statement may do it
 
-The rule is one of syntax and takes `.float()` and `.to()` for copies. A tensor that code writes in spite of this rule is one of
-`WatchedState`, by which such a run is refused.
+The rule looks at syntax only, and takes `.float()` and `.to()` for copies. If code writes a tensor in spite of it, `WatchedState` notices the
+write, and the run is refused.
 """
 
 from __future__ import annotations

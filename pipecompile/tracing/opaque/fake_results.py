@@ -24,7 +24,7 @@ def fake_result(
     symbol: BatchSymbol,
     twin: Callable[[torch.Tensor], Any],
 ) -> tuple[Any, ExpectedResult]:
-    """Return what a call returns while recording, and what every run has to return. Call this inside the fake mode.
+    """Return the result of a call while recording, and the result that every run must have. Call this inside the fake mode.
 
     `arguments` are the fake leaves of the call's arguments, `samples` the batch size of the first trial run, and `twin`
     returns the fake tensor of a tensor of the model.

@@ -1,4 +1,4 @@
-"""Attributes that a piece kept whole leaves on its module, and that code around the piece reads: they are results of its call.
+"""Attributes that a piece kept whole sets on its module, and that code around the piece reads: they are results of its call.
 
     class Experts:  forward sets self.balance        kept whole: its Python runs
     class Model:    total = total + layer.balance    recorded: reads what the call returned beside its result
@@ -50,13 +50,13 @@ class LeftAttributes:
             return self.joined(owner, run())
 
     def joined(self, owner: nn.Module, result: Any) -> Any:
-        """Return the result of a call together with what it has left; the result alone if it left nothing."""
+        """Return the result of a call, together with the attributes that it has set, if any."""
         if not self.names:
             return result
         return result, [vars(owner.get_submodule(path)).get(name) for path, name in self.names]
 
     def separated(self, owner: nn.Module, joined: Any) -> Any:
-        """Put into the attributes what a call has left, and return its result."""
+        """Set the attributes that a call has set, and return its result."""
         if not self.names:
             return joined
         result, values = joined
@@ -78,7 +78,7 @@ class OutsideNames:
         )
 
     def among(self, names: AbstractSet[str], owner: nn.Module) -> set[str]:
-        """Return those of the names that code outside of a module names."""
+        """Return the names that also occur in code outside of a module."""
         classes = {cls for module in owner.modules() for cls in type(module).__mro__}
         inside = {value for cls in classes for value in vars(cls).values() if isinstance(value, FunctionType)}
         return set[str]().union(*(names & named for function, named in self._names.items() if function not in inside))

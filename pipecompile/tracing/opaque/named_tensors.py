@@ -1,4 +1,4 @@
-"""Tensors of a model that user code may read or write: those that it names, also in branches that no trial run takes.
+"""Tensors of a model that user code names, and so may read or write, even in branches that no trial run takes.
 
     self.count += 1                  names `count`: the buffer
     self.book.update(x)              names `book` and `update`: what the code of that method names of the submodule, and so on

@@ -1,4 +1,4 @@
-"""The opaque calls of one recording: which call of its piece each is, and what the graph and the model's Python get."""
+"""The opaque calls of one recording: the number of each call of a piece, its node, and its result for the model's Python code."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class OpaqueCalls:
                 del module.expected_results[length:]
 
     def finish(self, nodes: Iterable[fx.Node], values: ValueNodes) -> None:
-        """Tell the pieces what the graph with these nodes reads alone, and what the recording assumed about the sizes of results."""
+        """Set on the pieces which results the graph with these nodes reads, and what the recording assumed about sizes of results."""
         watched = WatchedState.of(self.opaque.model, nodes, values) if self.modules else WatchedState()
         for module in self.modules.values():
             module.watched = watched if module.is_users else WatchedState()

@@ -1,4 +1,4 @@
-"""Result specs: what a call of an opaque piece returns in any run, inferred from trial runs of different batch size.
+"""Result specs: the form of the results of an opaque call in any run, inferred from trial runs of different batch sizes.
 
 run of 4 samples     run of 3 samples     result spec
 (4, 8)               (3, 8)               (batch_size, 8)

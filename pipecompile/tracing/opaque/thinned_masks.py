@@ -1,4 +1,4 @@
-"""Trial runs in which masks select fewer elements: they show which sizes the data decide, also where no trial input has padding.
+"""Trial runs in which masks select fewer elements: they show which sizes depend on the data, even if no trial input has padding.
 
     x[mask]                       mask: (4, 12), all True in the example         (48, 16)
     x[mask], thinned              the last third of what it selects left out     (32, 16)

@@ -1,4 +1,4 @@
-"""Notes on a call of a piece in a trial run: what it returned, read, wrote and cost."""
+"""Notes on a call of a piece in a trial run: its result, reads, writes and costs."""
 
 from __future__ import annotations
 

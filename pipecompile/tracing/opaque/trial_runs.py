@@ -1,4 +1,4 @@
-"""Trial runs: the real model on real inputs, to note what the calls of opaque pieces return, read, write and cost.
+"""Trial runs: the real model runs on real inputs, to note the results, reads, writes and costs of calls of opaque pieces.
 
 A trial run leaves no trace: inputs are copies; buffers, attributes, parameters that are written, gradients and the states
 of random number generators are restored.

@@ -1,10 +1,10 @@
-"""Parts of a result whose structure is another one in each run: a list that layer drop makes shorter.
+"""Parts of a result whose structure varies from run to run, such as a list that layer drop makes shorter.
 
     run 1   (x, [h0, h1, h2])
     run 2   (x, [h0, h2])          ──►   (x, ?)
 
-The recording goes on with an `UnreadPart` in the place of the list. Python can pass it on and ask for its class; any other use is
-an error that names the part, because what it reads would be a constant of the recording.
+The recording continues with an `UnreadPart` instead of the list. Python can pass it on and read its class. Any other use is an error that
+names the part, because the value read would be a constant of the recording.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _KEPT = frozenset(
 
 
 class UnreadPartError(TraceError):
-    """The forward reads a part of which the recording knows its class alone."""
+    """The forward reads a part of which the recording knows only the class."""
 
 
 class UnreadPart(Unread):
-    """A container about which the recording knows its class alone, and `part`, its path in the result."""
+    """A container of which the recording knows only the class and `part`, its path in the result."""
 
     part = ""
 
@@ -125,7 +125,7 @@ def leaves_in(
 
 
 class _OtherStructure(Exception):
-    """The structure of a value is not the one that is asked for."""
+    """The structure of a value is not the expected one."""
 
 
 def _leaves_in(structure: pytree.TreeSpec, leaves: Iterator[Any], common: pytree.TreeSpec, path: str) -> Iterator[Any]:

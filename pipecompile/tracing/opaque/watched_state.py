@@ -1,7 +1,7 @@
-"""The tensors of a model that its graph reads and does not write. A piece kept whole that writes one all the same is refused.
+"""The tensors of a model that its graph reads and does not write. A run in which a piece kept whole writes one is refused.
 
-A statement may write in a later step what it wrote in no trial run: `self.layers[i].top.mul_(0.9)`, for an i that the data decide.
-The version counters of these tensors are compared around every call of a piece. What the piece alone reads, it may write.
+A statement may write in a later step a tensor that it wrote in no trial run: `self.layers[i].top.mul_(0.9)`, where `i` depends on the data.
+So the version counters of these tensors are compared around every call of a piece. A piece may write tensors that only it reads.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def original_code(code: CodeType) -> CodeType:
 
 
 def close_routes(code: CodeType) -> None:
-    """Forget the routes of an outlined code, which runs no more. Python's collector does not look into codes: it would not free
-    what they hold.
+    """Forget the routes of an outlined code that no longer runs. Python's collector does not look into code objects, and would not free
+    what the routes hold.
     """
     for constant in code.co_consts:
         if isinstance(constant, _Route):

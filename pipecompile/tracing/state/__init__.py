@@ -1,4 +1,4 @@
-"""State: what a model holds, restored after a recording, and what a call leaves on the model, recorded as nodes.
+"""State: the contents of a model, restored after a recording, and the changes by a call, recorded as nodes.
 
     snapshot              containers, attributes and random states: found, compared, restored
     signal_errors         errors of signal handlers in calls whose errors are dropped
@@ -14,7 +14,7 @@
     returned_values       what a call returns, as a node that takes part in that comparison
     recording_leftovers   those differences for one recording, without what leaf modules do themselves; whether a module
                           still is what it was when the recording began
-    second_call           the decision: effect nodes, or PC114 because the model reads what the call before left
+    second_call           the decision: effect nodes, or PC114 because the model reads what the previous call left
 
 Open `second_call` first, then `snapshot`.
 """

@@ -141,7 +141,7 @@ def _is_of_call(old: Any, new: Any) -> bool:
 
 
 def _held_by(function: FunctionType) -> list[Any]:
-    """Return what a function closes over, and its defaults; a variable that is not assigned yet is its cell."""
+    """Return the values that a function closes over, and its defaults; for a variable that is not assigned yet, its cell."""
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:

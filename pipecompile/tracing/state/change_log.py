@@ -1,11 +1,11 @@
-"""Log of what user code changes in the forwards of a step: a recomputation begins in the state in which its forward began.
+"""Log of changes by user code in the forwards of a step: a recomputation begins in the state in which its forward began.
 
     F0  self.n: 0 to 1     F1  self.n: 1 to 2     R0  self.n is 0 again; runs, self.n: 0 to 1; at its end self.n is 2
 
-Pieces that are kept whole, hooks of layers and a loss change attributes, lists, and tensors in place. The graph has no nodes of
-that. They also read what effect nodes change, those of other stages too. A piece that asks `is_recomputing()` takes care of its state
-itself. The log is a chain: each change refers to the next one. A recomputation keeps the change at which its forward began, so a
-change is freed with the last recomputation that may undo it.
+Pieces kept whole, hooks of layers and a loss change attributes, lists, and tensors in place, without nodes in the graph. They also read
+state that effect nodes change, including those of other stages. A piece that calls `is_recomputing()` handles its own state. The log is a
+chain: each change refers to the next one. A recomputation keeps the change at which its forward began, so a change is freed with the last
+recomputation that may undo it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Errors of the user's signal handlers, raised while calls run whose errors are dropped: they are raised again behind these calls.
+"""Errors of signal handlers, told from the errors of the calls that they interrupt.
 
 signal.alarm(60); handler raises TimeoutError      a call of the loss that only measures drops errors of the loss, and not this one
+SIGCHLD: a worker of a DataLoader was killed       RuntimeError out of a wait for another rank: no sign of a lost connection
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import Any
 
-__all__ = ["signal_errors_kept"]
+__all__ = ["is_from_handler", "signal_errors_kept"]
 
 
 @contextmanager
@@ -52,3 +53,17 @@ def _noting(handler: Callable[[int, Any], Any], raised: list[Exception]) -> Call
             raise
 
     return noting
+
+
+_OWN = ("pipecompile.", "torch.")
+_HANDLERS = ("torch.utils.data.",)
+"""Modules of torch whose handlers raise: that of a DataLoader, for a worker that was killed."""
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Return whether Python code of a signal handler raised an exception, and not torch or this package in the call that waited."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    module = "" if step is None else str(step.tb_frame.f_globals.get("__name__", ""))
+    return bool(module) and (module.startswith(_HANDLERS) or not module.startswith(_OWN))
