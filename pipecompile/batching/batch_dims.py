@@ -47,7 +47,7 @@ Slot = tuple[str, ...]
 
 
 def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: Sequence[str] = ()) -> None:
-    """Raise InputError for a name that is no parameter of `forward` (nor in `extra`), and for a value that is no dimension."""
+    """Raise InputError for a name that is neither a parameter of `forward` nor in `extra`, and for a value that is not a dimension."""
     if not isinstance(batch_dims, Mapping):
         raise InputError(f"batch_dims={shown(batch_dims)} is not a mapping", hint='batch_dims={"mask": None, "src": 1}')
     parameters = parameters_of(forward)
@@ -71,7 +71,7 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
 
 
 def check_arguments(option: str, names: Iterable[str], forward: Callable[..., Any]) -> None:
-    """Raise InputError for a name in an option that is no parameter of `forward`."""
+    """Raise InputError for a name in an option that is not a parameter of `forward`."""
     parameters = parameters_of(forward)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

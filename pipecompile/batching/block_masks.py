@@ -1,11 +1,11 @@
-"""Block masks of `flex_attention` as inputs: their tensors are cut by the batch, and so are those that their functions close over.
+"""Block masks of `flex_attention` as inputs: their tensors, and the tensors that their functions close over, are cut along the batch.
 
 mask_mod = lambda b, h, q, k: docs[b, q] == docs[b, k]      docs is cut along dimension 0, since the batch index selects there
 mask_mod = lambda b, h, q, k: table[q, k]                   table is shared by all micro-batches
 mask_mod = lambda b, h, q, k: b > 0                         cannot be cut: in a micro-batch, b counts from 0 again
 
-A function becomes a pytree node: its code is structure, what it closes over are leaves. So a function that is made anew for each
-mini-batch is the same to a recording.
+A function becomes a pytree node: its code is structure, and the values that it closes over are leaves. So a new function of the same code,
+made for each mini-batch, needs no new recording.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def with_cells(function: FunctionType, names: Sequence[str], contents: Sequence[
 
 
 def function_shell(function: FunctionType, convert: Callable[[Any], Any] = lambda value: value) -> FunctionShell:
-    """Return a function as a shell, with `convert` applied to the leaves of what it closes over."""
+    """Return a function as a shell, with `convert` applied to the leaves that it closes over."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     contents = {name: cell.cell_contents for name, cell in cells if _is_full(cell)}
     contents = {name: content for name, content in contents.items() if content is not function}
@@ -130,7 +130,7 @@ def _built(layout: FunctionLayout, contents: Sequence[Any]) -> FunctionType:
 
 
 def is_of_mask(value: object) -> bool:
-    """Return whether a function comes from a mask among the inputs, so that what it closes over are inputs."""
+    """Return whether a function comes from a mask among the inputs, so that the values that it closes over are inputs."""
     return isinstance(value, FunctionType) and _MARK in value.__dict__
 
 

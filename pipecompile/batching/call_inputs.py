@@ -277,7 +277,7 @@ def first_difference(first: FlatInputs, other: FlatInputs, number: int) -> str:
 
 
 def _compared(leaf: Any) -> Any:
-    """Return what tells a leaf from another: of a tensor its kind, of a plain value itself, else which object it is."""
+    """Return the key by which two leaves are compared: the kind of a tensor, a plain value itself, else the identity of the object."""
     if isinstance(leaf, torch.Tensor):
         return _leaf_text(leaf)
     return (type(leaf), leaf) if isinstance(leaf, (str, bytes, int, float, complex)) else id(leaf)

@@ -1,10 +1,10 @@
 """Objects that hold tensors as pytrees: dataclasses, caches, subclasses of dict, anything with attributes.
 
-    with_shells(value)  ──►  value with an ObjectShell, a pytree node, in the place of every such object
+    with_shells(value)  ──►  value with an ObjectShell, a pytree node, instead of every such object
     leaves, spec = flatten_containers(value)    gives the tensors; pytree.tree_unflatten(leaves, spec) builds a new object
 
-The user's classes are not registered as pytrees. An object that holds no tensor stays a leaf. A container with attributes is such an
-object also where its class is registered: the registered functions know its items alone, and may give them to `__init__` in another order.
+The user's classes are not registered as pytrees. An object that holds no tensor stays a leaf. A container with attributes gets a shell
+even if its class is registered: the registered functions know only its items, and may pass them to `__init__` in another order.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def check_rereadable(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) 
 
 
 def argument_leaves(arguments: Any) -> list[Any]:
-    """Return the leaves of a call's arguments, and in the place of a function of a mask what it closes over."""
+    """Return the leaves of a call's arguments, and for a function of a mask the values that it closes over."""
     found: list[Any] = []
     for leaf in flatten_containers(arguments)[0]:
         found += pytree.tree_leaves(_leaf_with_shells(leaf, (), in_mask=True)) if is_of_mask(leaf) else [leaf]
@@ -198,7 +198,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def hides_tensors(value: Any) -> bool:
-    """Return whether a tensor can be reached from a leaf that is no container: an iterator, a closure, an object of C."""
+    """Return whether a tensor can be reached from a leaf that is not a container: an iterator, a closure, an object of C."""
     pending, seen = [value], {id(value)}
     while pending and len(seen) < _MAX_OBJECTS:
         current = pending.pop()

@@ -1,6 +1,6 @@
 """Layouts of inputs: the order and density of a tensor's dimensions in memory, whatever the size of the batch.
 
-Python code of a model may ask `x.is_contiguous()` or `x.stride()`. The answers depend on the layout alone, but for sizes.
+Python code of a model may call `x.is_contiguous()` or `x.stride()`. Apart from sizes, the results depend only on the layout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Micro-batches that the user has made: nothing is cut, each has arguments of its own sizes.
+"""A list of micro-batches from the user: nothing is divided, and each has arguments of its own sizes.
 
     step(microbatches=[{"input_ids": (3, 17), ...}, {"input_ids": (2, 40), ...}])
 
@@ -133,7 +133,7 @@ def is_list_asked(forward: Callable[..., Any], kwargs: Mapping[str, Any]) -> boo
 
 
 def _entries(entries: Any) -> list[Any]:
-    """Return the entries of a list or of another iterable. Raise InputError for what is one batch, and for an empty list."""
+    """Return the entries of a list or another iterable. Raise InputError for a single batch, and for an empty list."""
     if isinstance(entries, (Mapping, str, Microbatch)) or not isinstance(entries, Iterable) or hasattr(entries, "dim"):
         raise InputError(f"microbatches is {type_text(entries)}", why="a list has one entry per micro-batch", hint=_EXAMPLE)  # fmt: skip
     listed = list(entries)

@@ -199,7 +199,7 @@ class LossDivisor:
         return replace(self, inputs=tuple(names))
 
     def value(self, values: Mapping[str, Any], size: int) -> Any:
-        """Return what is computed from the inputs of `size` samples, by name."""
+        """Return the value computed from the inputs of `size` samples, by name."""
         arguments = [values[name] for name in self.inputs]
         with torch.no_grad():
             return arguments[0] if self.compute is None else self.compute(*arguments, size)

@@ -21,7 +21,7 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def _as_module(value: object) -> str:
-    """Return what to write in place of a model that is none."""
+    """Return the hint for a value that is passed instead of a model."""
     if isinstance(value, type):
         return f"an instance of the class: compile({value.__name__}(...), ...)"
     if isinstance(value, Mapping):
@@ -42,7 +42,7 @@ def _with_article(noun: str) -> str:
 
 
 def validate_model(model: object) -> nn.Module:
-    """Return the model. Raise InputError if it is no `nn.Module`, wrapped or compiled already, or has lazy layers without shapes.
+    """Return the model. Raise InputError if it is not an `nn.Module`, is wrapped or compiled already, or has lazy layers without shapes.
 
     InputError, too, if its forward is a coroutine or a generator.
     """

@@ -172,7 +172,7 @@ class _Packing:
 
 
 def _dimension(leaf: torch.Tensor, dim: int, by_rule: Any, total: int) -> int | None:
-    """Return the dimension of `total` tokens: the given one, or where no one has said, the only one of this length."""
+    """Return the dimension of `total` tokens: the given one, or by default the only dimension of this length."""
     if leaf.shape[dim] == total:
         return dim
     places = [place for place, length in enumerate(leaf.shape) if length == total]

@@ -28,7 +28,7 @@ def listed_names(batch_dims: BatchDims) -> frozenset[str]:
 def list_length(arguments: Mapping[str, Any], names: frozenset[str]) -> int | None:
     """Return the common length, in samples, of the lists among the arguments; None if all are absent or None.
 
-    Raise InputError for a value that is no list, and for lists of different lengths.
+    Raise InputError for a value that is not a list, and for lists of different lengths.
     """
     lists = {name: value for name, value in arguments.items() if name in names and value is not None}
     for name, value in lists.items():

@@ -6,7 +6,7 @@
     pipecompile schedule 1f1b --stages 4 --microbatches 8
     pipecompile hang dumps --program out/program.txt
 
-stdout has the result alone; output of the model and errors, without a traceback, go to stderr. Exit codes: 0 success, 1 other
+stdout has only the result; output of the model and errors, without a traceback, go to stderr. Exit codes: 0 success, 1 other
 failures, 2 usage, 3 the model cannot be traced, 4 no cut fits, 5 a pipeline in a file has a fault or deadlocks, 130 Ctrl-C.
 Commands import torch when they need it; `--help` does not.
 """

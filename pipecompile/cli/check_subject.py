@@ -103,7 +103,7 @@ class CheckSubject:
         return ModelSource(self.model, self.inputs, self.seed)
 
     def pipeline_report(self, evaluate: bool = False) -> CommandReport:
-        """Check the pipeline, and write its repaired order if that is asked for. The exit code is 5 for a fault or a deadlock."""
+        """Check the pipeline, and write its repaired order on request. The exit code is 5 for a fault or a deadlock."""
         from pipecompile.interchange import check_order, read_schedule
 
         for option, given in (("--input", self.inputs), ("--seed", self.seed), ("--eval", evaluate)):

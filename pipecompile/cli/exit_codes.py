@@ -104,7 +104,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
 @contextmanager
 def faults_of_file(path: object) -> Iterator[None]:
-    """Mark a VerifyError as one of what the file holds if it is a schedule or a program. A program of ours with a fault is a failure."""
+    """Mark a VerifyError as a fault of the file if the file holds a schedule or a program. A fault in our own program is a failure."""
     try:
         yield
     except VerifyError as error:

@@ -1,4 +1,4 @@
-"""Error messages with options in place of arguments: messages of `pipecompile.compile` name its keywords.
+"""Error messages with options of the command line: messages of `pipecompile.compile` name its keywords instead.
 
 n_stages=5, or checkpoint="auto"        --stages 5, or --checkpoint auto
 memory_limit=(100, 200)                 --memory-limit 100,200

@@ -1,9 +1,9 @@
-"""Paths that were typed, and the folder of `--out`, checked before the work whose result goes there.
+"""Checks of typed paths, and of the folder of `--out`, before the work whose result goes there.
 
 --out ''          an unset variable of the shell: not the present folder
 --plan ''         the same of a file, which is no file without a name
 --out /proc/x     the folder may be written, and yet takes no file
---out a.txt/x     no folder can be there, which is said before a model is loaded
+--out a.txt/x     no folder can be there, which is an error before a model is loaded
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def plain_schedule(
 
 
 def _check_counts(name: str, schedule: Schedule, **counts: int | None) -> None:
-    """Raise InputError for a count that is not that of the schedule in the file."""
+    """Raise InputError for a count that differs from the schedule in the file."""
     own = {"stages": schedule.n_stages, "microbatches": schedule.n_microbatches, "devices": schedule.n_devices}
     for option, count in counts.items():
         if count not in (None, own[option]):

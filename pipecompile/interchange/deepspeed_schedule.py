@@ -1,8 +1,8 @@
 """DeepSpeed's schedules by name, with the sends and receives that its engine runs, which block.
 
 TrainSchedule        1F1B; even stages take a forward in even steps, odd stages in odd ones
-InferenceSchedule    forwards alone; even stages send before they receive, odd stages receive before they send
-DataParallelSchedule a stage alone, a backward after each forward
+InferenceSchedule    only forwards; even stages send before they receive, odd stages receive before they send
+DataParallelSchedule a single stage, a backward after each forward
 """
 
 from __future__ import annotations

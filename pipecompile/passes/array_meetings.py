@@ -82,7 +82,7 @@ class _ArrayMeetings:
         return here if here < stop else None
 
     def _go_on(self, device: int) -> list[int]:
-        """Let a device meet others, and break its cycles with one other, until it waits. Return the devices that may go on then."""
+        """Let a device meet others, and break its cycles with one other, until it waits. Return the devices that may continue."""
         others = []
         while (here := self._next(device)) is not None:
             peer = self.peer[here]
@@ -96,7 +96,7 @@ class _ArrayMeetings:
         return others
 
     def _break_cycles(self) -> list[int]:
-        """Break all cycles of waits, once no device goes on. Return the devices that can go on then."""
+        """Break all cycles of waits when no device can continue. Return the devices that can continue then."""
         places = {device: here for device in range(len(self.stop)) if (here := self._next(device)) is not None}
         cycles = list(_cycles({device: self.peer[here] for device, here in places.items()}))
         return [device for cycle in cycles for device in self._break([places[device] for device in cycle])]

@@ -76,7 +76,7 @@ def lower(
 
 
 def _reasons(kind: str, ahead: int, before: Program, after: Program) -> Iterable[str]:
-    """Return why messages and frees are where a pass of this kind put them. Dumps alone need the module."""
+    """Return the reasons for the places of messages and frees after a pass of this kind. The module is imported only for dumps."""
     from pipecompile.passes import message_reasons
 
     if kind == "meeting":

@@ -91,7 +91,7 @@ def _posted_early(after: Program, ahead: int) -> Iterator[str]:
 
 
 def _frees(row: Sequence[Instruction]) -> Iterator[tuple[Value, Instruction, int]]:
-    """Yield the value of each FREE, the instruction before it that is no FREE, and its index."""
+    """Yield the value of each FREE, the last instruction before it that is not a FREE, and its index."""
     previous = row[0] if row else None
     for index, one in enumerate(row):
         if one.op is Op.FREE and previous is not None:

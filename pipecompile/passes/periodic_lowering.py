@@ -116,7 +116,7 @@ def unroll(program: PeriodicProgram, repetitions: int | None = None) -> Program:
 
 
 def _lowered(subject: object, manager: PassManager) -> Program:
-    """Return what the passes make of a schedule, without slots."""
+    """Return the program that the passes make of a schedule, without slots."""
     for each in manager.passes:
         subject = subject if each.name == "slots" else each.run(subject)
     assert isinstance(subject, Program)
@@ -138,7 +138,7 @@ def _with_recompute(schedule: PeriodicSchedule, checkpoint: Checkpoint) -> Perio
 
 
 def _lowered_by_arrays(schedule: PeriodicSchedule, routes: tuple[Route, ...], sums: Sums, count: int) -> Program | None:
-    """Return what the passes make of `count` repetitions; None if messages cannot be ordered by arrays."""
+    """Return the program that the passes make of `count` repetitions; None if messages cannot be ordered by arrays."""
     if any(len(route.consumers) > 1 and route.gradient for route in routes):
         from pipecompile.passes.gradient_sums import with_sums
 

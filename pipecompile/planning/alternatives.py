@@ -4,7 +4,7 @@
                                                                           ├─▶ simulated in the page of the report
     numbers of devices and micro-batches ──▶ the catalogue's orders ──────┘
 
-A cut takes some hundredths of a second (dynamic programming alone). An order is a schedule as text.
+A cut takes some hundredths of a second, since it is solved by dynamic programming only. An order is a schedule as text.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class NodeWeights:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A solved partition problem, and per stage what it costs and what it sends; `placement[s]` is the device of stage s."""
+    """A solved partition problem, with the costs and values sent of every stage; `placement[s]` is the device of stage s."""
 
     partition: Partition
     problem: Problem
@@ -145,7 +145,7 @@ def _summaries(
 
 
 def _described(weights: NodeWeights, stage: int, nodes: Sequence[fx.Node], cut_routes: Sequence[Route]) -> StageSummary:
-    """Return what a stage consists of and what it exchanges; times are left at 0."""
+    """Return the summary of a stage's nodes and exchanged values, with times of 0."""
     parameters = {id(parameter): parameter for node in nodes for parameter in weights.parameters[node]}
     sent = sum(r.nbytes * sum(end != HOST for end in r.consumers) for r in cut_routes if r.source == stage)
     skips = [(route.source, end) for route in cut_routes for end in route.skips]

@@ -4,8 +4,8 @@
                                     └─ and a searched schedule for the best cuts ──┘
                                     the winner is cut again with the time that is left ◀──────────────────────────┘
 
-Smaller micro-batches leave a smaller bubble and less memory in flight, and compute less efficiently: each size has costs of
-its own. Half of the time limit is for comparing candidates, by dynamic programming alone.
+Smaller micro-batches have a smaller bubble and less memory in flight, but compute less efficiently, so each size has its own costs. Half of
+the time limit is for comparing candidates, by dynamic programming only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory that the user's plan takes, beside `memory_limit`: by the figures of the plan, since nothing is solved with one.
+"""Check the memory of the user's plan against `memory_limit`, by the figures of the plan, since nothing is solved with a plan.
 
 device    of each of its stages, parameters and buffers, and per micro-batch in flight what forwards save and what is received
 samples   bytes of a micro-batch grow with its samples, where the plan says how many its figures are for

@@ -1,4 +1,4 @@
-"""Options of the cut: its number of stages, its solver, and what the user forces on it."""
+"""Options of the cut: its number of stages, its solver, and the user's constraints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schedule with several copies of each stage beside the keywords that it excludes."""
+"""Keywords that a schedule with several copies of each stage excludes."""
 
 from __future__ import annotations
 

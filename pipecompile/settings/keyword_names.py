@@ -58,7 +58,7 @@ def with_suggestions(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]
 
 
 def _hint(unknown: str, known: Collection[str]) -> str:
-    """Return the keyword to use in place of one that is not known; "" if none is like it."""
+    """Return the keyword to use instead of an unknown one; "" if none is like it."""
     if unknown.lower() in _AROUND:
         return "with torch.autocast(device_type, torch.bfloat16): pipe.step(...)"
     close = _SUGGESTED.get(unknown.lower()) or next(iter(get_close_matches(unknown, known, 1)), "")

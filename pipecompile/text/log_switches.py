@@ -3,8 +3,8 @@
     PIPECOMPILE_LOGS="+partition,schedule"      partition: debug, schedule: info
     PIPECOMPILE_LOGS="all,-run"                 all: info, run: errors alone
 
-`trace` has what is recorded, `partition` costs and the solver, `schedule` what is searched and lowered, `run` what is moved and
-bound, `show` files. The lines go to stderr, unless the program has handlers of its own.
+`trace` logs recordings, `partition` costs and the solver, `schedule` searches and the lowering, `run` moves of parameters and binding,
+`show` files. The lines go to stderr, unless the program has handlers of its own.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Screen(Protocol):
     """The surface that tasks are drawn on."""
 
     def show(self, tasks: Sequence[Task]) -> None:
-        """Draw the tasks in place of those before."""
+        """Draw the tasks, over the earlier ones."""
 
     def clear(self) -> None:
         """Remove what was drawn."""

@@ -1,10 +1,10 @@
-"""Verifier of unrolled programs by arrays: whether a program is legal at LIVENESS, a few operations per row in the place of some per item.
+"""Verifier of unrolled programs by arrays: it tells whether a program is legal at LIVENESS, in a few operations per row, not per item.
 
 The conditions are those of `program_faults`, for programs without sharded parameters, ties, slices, directions and overlaps. A program
 that is not legal, or has something else, is left to `program_faults`, which names the faults.
 
-What an action needs of others it reads as a value, directly or through sums of gradients. So where every action reads and writes what
-the routes prescribe, every value is written before it is read, and all messages arrive, the actions are in a legal order as well.
+An action reads the results of others as values, directly or through sums of gradients. So the actions are in a legal order if every action
+reads and writes the values that the routes prescribe, every value is written before it is read, and all messages arrive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verifier of unrolled periodic schedules by arrays: whether a schedule is legal, a few operations per row in the place of some per action.
+"""Verifier of unrolled periodic schedules by arrays: it tells whether a schedule is legal, in a few operations per row, not per action.
 
 The conditions are those of `schedule_faults`, for schedules without sharded parameters. A schedule that is not legal, or has something
 else, is left to `schedule_faults`, which names the faults.

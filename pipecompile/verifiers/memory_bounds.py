@@ -1,4 +1,4 @@
-"""Memory bounds per device, by the order of its row alone: micro-batches in flight, or bytes.
+"""Memory bounds per device, derived only from the order of its row: micro-batches in flight, or bytes.
 
 A transfer may keep a value alive longer; only a simulation knows for how long.
 """
