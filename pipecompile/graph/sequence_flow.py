@@ -45,8 +45,10 @@ class SequenceFlow:
     a call that mixes positions.
     """
 
-    def __init__(self, part: TracedGraph, whole: TracedGraph, n_slices: int, length: int) -> None:
-        self.graph, self.whole = part, whole
+    def __init__(
+        self, part: TracedGraph, whole: TracedGraph, n_slices: int, length: int, subject: str = "the model"
+    ) -> None:
+        self.graph, self.whole, self.subject = part, whole, subject
         self.written = {key for one in part.graph.nodes if one.op == "get_attr" for key in facts(one).storages}
         self.attentions: list[fx.Node] = []
         self.positions: list[fx.Node] = []
@@ -76,7 +78,7 @@ class SequenceFlow:
         differ = [part for part, whole in pairs if (part.op, part.name) != (whole.op, whole.name)]
         if differ or len(self.graph.graph.nodes) != len(self.whole.graph.nodes):
             raise PlanError(
-                "the model makes other calls for a shorter sequence, so it cannot run on slices",
+                f"{self.subject} makes other calls for a shorter sequence, so it cannot run on slices",
                 where=line_of(facts(differ[0]).source) if differ else "",
                 why="slices are cut from a recording of the whole sequence",
                 hint='schedule="1f1b"',
@@ -113,7 +115,7 @@ class SequenceFlow:
 
     def _refuse(self, node: fx.Node, why: str, hint: str = "") -> Any:
         raise PlanError(
-            f"the model cannot run on slices of a sequence: {_title(node)}",
+            f"{self.subject} cannot run on slices of a sequence: {_title(node)}",
             where=line_of(facts(node).source) or node.name,
             why=why,
             hint=f"{hint}; or " * bool(hint) + 'schedule="1f1b"',
