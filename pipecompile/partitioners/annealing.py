@@ -1,4 +1,4 @@
-"""Simulated annealing of a cut under the estimate of `step_objective.py`: what single improving moves cannot leave, it can.
+"""Simulated annealing of a cut under the estimate of `step_objective.py`: it leaves local minima of single moves.
 
 A move takes one cluster to another stage, with all that precedence takes along. A move that lengthens the step by d seconds is made
 with probability exp(-d / T); T falls from a share of the step to 0, in each of a few rounds. Kirkpatrick, Gelatt, Vecchi, "Optimization

@@ -1,4 +1,4 @@
-"""The seconds of a step of one cut under the order of a given schedule: what the formulas of `step_objective.py` cannot see.
+"""The seconds of a step of one cut under the order of a given schedule, which the formulas of `step_objective.py` do not consider.
 
     device 0   F0 F1 . . . B0 F2 . B1 . B2        The schedule says what each device does after what. The cut says how long that
     device 1      F0 B0 F1 B1 . F2 B2             takes, and which stages wait for which. A walk adds this up, action after action.
@@ -83,7 +83,7 @@ class ScheduleWalk:
         return max(free)
 
     def _waits(self, edges: Sequence[Edge]) -> tuple[Waits, Waits]:
-        """Return what the forwards and what the backwards of every stage wait for."""
+        """Return the (stage, seconds of a transfer) pairs for which the forwards, and the backwards, of every stage wait."""
         earlier: Waits = [[] for _ in self.placements[0]]
         later: Waits = [[] for _ in self.placements[0]]
         for (a, b), delay in edges:

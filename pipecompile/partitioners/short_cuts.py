@@ -1,4 +1,4 @@
-"""The cuts of a small graph with the shortest estimated steps, by branch and bound: moves alone end in local minima.
+"""The cuts of a small graph with the shortest estimated steps, by branch and bound, since moves end in local minima.
 
     estimate of a complete cut  >=  max over s of   before(s) + time(s) + (M - 1) * work of the device of s       of what is assigned
     and what is not assigned yet has to fit below the limit:   M * work <= limit - before(s)

@@ -1,4 +1,4 @@
-"""Paths of stages: let stages that need not wait for each other run beside each other, at the same bottleneck.
+"""Paths of stages: make stages independent of each other where possible, at the same bottleneck, so that they run in parallel.
 
     tower 0 ─► tower 1 + sum ─► head          the sum of two towers is in the stage of the second, which waits for the first
     tower 0 ─► head + sum ◄─ tower 1          at the same bottleneck: the longest path has two stages instead of three

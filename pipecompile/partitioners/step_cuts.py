@@ -186,7 +186,7 @@ def _contracted_cuts(objective: StepObjective) -> Iterator[list[int]]:
 
 
 def _contradicts(clusters: Clusters) -> bool:
-    """Return whether contraction joined what the user wants apart."""
+    """Return whether contraction joined nodes that the user wants apart."""
     return any(a == b for a, b in clusters.strict_arcs) or any(len(pins) > 1 for pins in clusters.pins.values())
 
 

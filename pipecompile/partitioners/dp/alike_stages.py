@@ -132,7 +132,7 @@ class TargetBisection:
         return not self.state.has_gap or monotonic() > self.deadline
 
     def _refute(self) -> None:
-        """Raise the bound to what is refuted without labels. Above the highest target there are candidates that are not known."""
+        """Raise the bound to the highest target that is refuted without labels. Above the highest target there are candidates that are not known."""
         low, high = self.state.lower_bound, self.high
         if self.shedding.is_refuted(high):
             self.state.raise_bound(high, "dp")

@@ -1,4 +1,4 @@
-"""The reduced graph: clusters without what multiplies the down-sets and hardly weighs in a cut.
+"""The reduced graph: clusters without those that multiply the down-sets and hardly weigh in a cut.
 
 clusters ─▶ without loose clusters ─▶ side branches joined ─▶ without what is read through        a bound is found here
     stage of all  ◀── fill up ◀── shed parts ◀── first reader ◀──  stage of those left            a cut goes back
@@ -49,7 +49,7 @@ class ReducedGraph:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the best cut of what is left is the best of all."""
+        """Whether the best cut of the remaining clusters is the best of all."""
         return self.branches.is_exact and not self.loose.components and not self.through.readers
 
     def expand(self, assignment: Sequence[int], target: float) -> list[int]:

@@ -1,4 +1,4 @@
-"""Side branches: clusters that compute something without the data of the main input, for one consumer, such as noise or a mask.
+"""Side branches: clusters that compute a value, such as noise or a mask, for one consumer, without the data of the main input.
 
     noise ──╮            ╭─▶ view ─╮       a side branch could be computed on any stage before its consumer: each multiplies the
     x ─▶ a ─▶ b    table ┤         ├─▶ ..  down-sets. Joined with its consumer it multiplies nothing. A branch may read what other
@@ -145,7 +145,7 @@ class _Branches:
                 yield BranchPart(consumer, tuple(sorted(members)), after, shared, gain, load)
 
     def reliefs(self, parts: Iterable[BranchPart]) -> dict[int, float]:
-        """Return what the stage of each consumer gains at most."""
+        """Return the largest gain of the stage of each consumer."""
         reliefs, best = dict[int, float](), dict[int, float]()
         for part in parts:  # in the order of the clusters that send
             v = part.members[-1]

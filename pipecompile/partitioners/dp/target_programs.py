@@ -1,4 +1,4 @@
-"""Programs that decide a target, and the targets that they are asked: a cut of an order with its copies counted, and filled stages.
+"""Programs that decide a target, and the choice of their targets: a cut of an order with its copies counted, and filled stages.
 
 lower bound ──┬──────┬──────────┬────────────┬──────── incumbent
               none   none       a cut        a cut

@@ -1,4 +1,4 @@
-"""A lower bound from one stage: the least load of a stage with at least the average weight of all.
+"""A lower bound from one stage: the least load of a stage with at least the average weight of all stages.
 
     before  |  here  |  after          three stages, only the load of `here` counts;
             |  >= 1  |                 the clusters weigh as much as there are stages, so some stage weighs at least 1

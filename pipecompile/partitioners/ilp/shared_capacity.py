@@ -1,4 +1,4 @@
-"""A lower bound from all stages together: what is left of every stage for work once its tensors have been moved.
+"""A lower bound from all stages together: the time that every stage has left for work after its tensors have been moved.
 
     load of a stage below the target T   ├──── work ────┼─ tensors ─┤        tensors(v): the least seconds of tensors of a stage
                                          0        at most T - tensors(v)                 that holds v, with a load of at most T
