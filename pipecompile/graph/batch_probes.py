@@ -25,7 +25,7 @@ from torch import fx, nn
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.graph.colocation import compute_nodes
-from pipecompile.graph.merge_laws import candidates_for, has_unknown_size, rule_holds
+from pipecompile.graph.merge_laws import RemainingLaws, has_unknown_size
 from pipecompile.graph.probe_layers import KeptPiece, probe_layer, randomise
 from pipecompile.graph.random_inputs import random_values
 from pipecompile.graph.rule_table import MERGED
@@ -94,21 +94,21 @@ class BatchProbes:
         """
         if not self.splits or not self.can_run(nodes, inputs):
             return [Finding(None, is_tested=False)] * len(outputs)
-        candidates = [candidates_for(leaves_of(node)[leaf], self.symbol) for node, leaf in outputs]
-        tested, special = False, SpecialTrials(nodes, self.graph)
+        laws = [RemainingLaws(leaves_of(node)[leaf], self.symbol) for node, leaf in outputs]
+        ran, special = [], SpecialTrials(nodes, self.graph)
         values = (*map(_leaf_of, outputs), *map(value_of, inputs))
         discrete = any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in values)
         with isolated(nodes):
             for trial in range(trials or (_DISCRETE_TRIALS if discrete else _TRIALS)):
-                if not any(candidates):
+                if not any(law.rules for law in laws):
                     break
-                for results in special.results(trial, partial(self._trial, nodes, inputs, outputs, trial)):
-                    tested = True
-                    candidates = [
-                        [rule for rule in rules if rule_holds(rule, values[0], values[1:], self.parts)]
-                        for rules, values in zip(candidates, results, strict=True)
-                    ]
-        return [Finding(rules[0] if rules and tested and special.is_complete else None, tested) for rules in candidates]
+                made = [*special.results(trial, partial(self._trial, nodes, inputs, outputs, trial))]
+                ran.append(bool(made))
+                for results in made:
+                    for law, (whole, *parts) in zip(laws, results, strict=True):
+                        law.test(whole, parts, self.parts)
+        is_known = any(ran) and special.is_complete
+        return [Finding(law.proven(all_ran=all(ran)) if is_known else None, any(ran)) for law in laws]
 
     # -- one experiment ---------------------------------------------------------------------------------------------
 
@@ -120,7 +120,10 @@ class BatchProbes:
         trial: int,
         special: Sequence[float],
     ) -> list[tuple[Any, Any, Any]] | None:
-        """Return (whole, part, part) of each output for one draw of the inputs; None if a call fails or all numbers are NaN."""
+        """Return (whole, part, part) of each output for one draw of the inputs; None if a call fails, or a result has no finite number.
+
+        NaN and infinity follow from any rule: a CTC loss of random lengths is infinite for the whole batch and for its parts.
+        """
         self.attributes.clear()
         self.parts = self.splits[trial % len(self.splits)]
         try:
@@ -134,7 +137,7 @@ class BatchProbes:
             pair = [self.run(nodes, values, size, outputs) for values, size in zip(parts, self.parts, strict=True)]
         except Exception:  # what the whole batch can do and a part cannot has no rule
             return [(None, None, None)] * len(outputs)
-        return None if any(map(_is_all_nan, made)) else list(zip(made, *pair, strict=True))
+        return None if any(map(_has_no_finite_number, made)) else list(zip(made, *pair, strict=True))
 
     def draw(self, inputs: Mapping[fx.Node, MergeRule], trial: int, special: Sequence[float]) -> Draw:
         """Return random values of inputs with these rules, for the whole batch and for its parts."""
@@ -274,13 +277,9 @@ def _substituted(expression: sympy.Basic, symbol: sympy.Symbol, size: int) -> sy
     return expression.subs({symbol: size})
 
 
-def _is_all_nan(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and value.numel() > 0
-        and bool(value.isnan().all())
-    )
+def _has_no_finite_number(value: Any) -> bool:
+    is_real = isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
+    return is_real and not bool(value.isfinite().any())
 
 
 def _on_cpu(argument: Any) -> Any:

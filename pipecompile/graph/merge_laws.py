@@ -12,7 +12,7 @@ from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.graph.batch_rows import batch_dim_of
 from pipecompile.tracing.fakes.batch_symbol import batch_dims_of
 
-__all__ = ["candidates_for", "has_unknown_size", "is_close", "reductions_for", "rule_holds"]
+__all__ = ["RemainingLaws", "candidates_for", "has_unknown_size", "is_close", "reductions_for", "rule_holds"]
 
 _OF_NUMBERS = (MergeKind.SAME, MergeKind.ADDED, MergeKind.AVERAGED, MergeKind.MAXIMUM, MergeKind.MINIMUM, MergeKind.MULTIPLIED,
                MergeKind.LOGSUMEXP, MergeKind.FIRST, MergeKind.LAST)  # fmt: skip
@@ -53,6 +53,31 @@ def rule_holds(rule: MergeRule, whole: Any, parts: Sequence[Any], sizes: Sequenc
         return is_close(whole, gather(parts, rule, sizes))
     except (RuntimeError, NotImplementedError):
         return False
+
+
+class RemainingLaws:
+    """The rules of one value that no trial has contradicted."""
+
+    def __init__(self, value: Any, symbol: sympy.Symbol) -> None:
+        self.rules = candidates_for(value, symbol)
+        self._first: Any = None
+        self._varies = False
+
+    def test(self, whole: Any, parts: Sequence[Any], sizes: Sequence[int]) -> None:
+        """Keep the rules that give the value of the whole batch from those of its parts in one more trial."""
+        self.rules = [rule for rule in self.rules if rule_holds(rule, whole, parts, sizes)]
+        self._varies = self._varies or (self._first is not None and not is_close(whole, self._first))
+        self._first = whole
+
+    def proven(self, *, all_ran: bool) -> MergeRule | None:
+        """Return the first rule that is left, None if there is none.
+
+        A value that was the same in all trials is no proof of SAME unless all trials ran: those that did may have been alike, as a
+        CTC loss that runs on empty targets alone is 0.
+        """
+        rule = self.rules[0] if self.rules else None
+        is_unproven = rule is not None and rule.kind is MergeKind.SAME and not (self._varies or all_ran)
+        return None if is_unproven else rule
 
 
 def is_close(one: Any, other: Any) -> bool:

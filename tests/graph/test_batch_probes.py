@@ -85,3 +85,33 @@ def test_a_class_that_the_loss_ignores_is_drawn(
     (finding,) = BatchProbes(graph).laws(nodes, rules, [(nodes[-1], 0)])
     assert finding.is_tested
     assert (finding.rule and finding.rule.kind) is kind
+
+
+class Speech(nn.Module):
+    """A CTC loss of flattened targets, as transformers writes it: it runs on random inputs only if all targets are empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        scores = self.head(x).log_softmax(-1).transpose(0, 1)  # (time, batch, classes)
+        times = torch.full((len(x),), x.shape[1])
+        chosen = labels > 0
+        return F.ctc_loss(scores, labels.masked_select(chosen), times, chosen.sum(-1))
+
+
+def test_a_loss_that_runs_in_one_trial_alone_is_not_that_of_any_microbatch() -> None:
+    torch.manual_seed(0)
+    model = Speech()
+    labels = torch.tensor([[1, 2, 0], [3, 1, 0], [2, 4, 0], [1, 1, 0], [4, 2, 0]])
+    x = torch.randn(5, 9, 6)
+    pipe = pc.compile(model, 1, n_microbatches=2, cost="analytic", devices=["cpu"])
+    with torch.no_grad():
+        torch.testing.assert_close(pipe(x, labels), model(x, labels))
+
+
+def test_infinity_is_no_proof_of_a_law() -> None:
+    finding = found(lambda x: (x.square().mean() + 1) / 0)
+    assert finding.rule is None
+    assert not finding.is_tested
