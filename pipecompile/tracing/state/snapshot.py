@@ -187,16 +187,18 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _closed_over(function: Any) -> Iterator[Any]:
-    """Yield the variables that a function closes over, the object of a method, the arguments bound by a partial."""
+    """Yield the variables that a function closes over and its defaults, the object of a method, the arguments bound by a partial."""
+    parts: tuple[Any, ...]
     if isinstance(function, FunctionType):
-        yield from () if _is_foreign(function) else function.__closure__ or ()
+        if _is_foreign(function):
+            return
+        yield from function.__closure__ or ()
+        parts = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    elif isinstance(function, MethodType):
+        parts = (function.__func__, function.__self__)
     else:
-        parts = (
-            (function.__func__, function.__self__)
-            if isinstance(function, MethodType)
-            else (function.func, *function.args)
-        )
-        yield from (part for part in parts if can_hold(part))
+        parts = (function.func, *function.args, *function.keywords.values())
+    yield from (part for part in parts if can_hold(part))
 
 
 def _named(function: Any) -> Iterator[Any]:
