@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
+import networkx as nx
 from torch import fx
 
 from pipecompile.tracing.node_facts import facts
@@ -19,7 +20,7 @@ from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["RegionParts", "rewritten_state"]
+__all__ = ["RegionParts", "rewritten_state", "tie_lone_writes"]
 
 
 def rewritten_state(graph: TracedGraph, deferred: Container[fx.Node]) -> list[str]:
@@ -28,6 +29,20 @@ def rewritten_state(graph: TracedGraph, deferred: Container[fx.Node]) -> list[st
     owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
     owned |= {key for node in nodes for key in facts(node).reads}
     return list(dict.fromkeys(line_of(facts(node).source) for node in nodes if facts(node).mutates & owned))
+
+
+def tie_lone_writes(nodes: Iterable[fx.Node], ties: nx.Graph[str]) -> None:
+    """Tie each node in a region that writes the model and needs no other node, such as `num_batches_tracked.add_(1)`, to the next node of
+    the region: in a stage with no other node of the region, no recomputation would run the write again.
+    """
+    lone: dict[RecomputedRegion, fx.Node] = {}
+    for node in nodes:
+        if region := facts(node).region:
+            if region in lone:
+                written = lone.pop(region).name
+                ties.add_edge(written, node.name, why=f"{written} writes the model, and runs again with its region")
+            if facts(node).mutates and all(source.op == "get_attr" for source in node.all_input_nodes):
+                lone[region] = node
 
 
 class RegionParts:

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import pipecompile as pc
+from pipecompile.graph.colocation import reasons_of_ties
 from tests.support.checkpointed import Functional, Net, built, compiled
 from tests.support.eager import accumulate, assert_same
 
@@ -52,3 +55,30 @@ def test_a_part_that_writes_into_a_received_value_copies_it_each_time_it_runs(re
     pipe.step(x)
     accumulate(eager, x, 2)
     assert_same(model, eager)
+
+
+class CountingNorm(nn.BatchNorm1d):
+    """Counts its batches by a node of its own, as the norms of timm do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_batches_tracked.add_(1)
+        return nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True)
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm, self.last = (nn.Linear(4, 4), nn.Linear(4, 4), CountingNorm(4), nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.b(self.a(x).relu())
+        return self.last(checkpoint(lambda h: self.norm(h).relu(), x, use_reentrant=False))
+
+
+def test_a_write_that_needs_no_other_node_runs_again_with_its_region() -> None:
+    model, eager = built(Counted)
+    x = torch.randn(6, 4)
+    assert reasons_of_ties(pc.trace(model, x)).has_edge("norm_add", "norm_batch_norm")
+    compiled(model, x, n_stages=2).step(x)
+    accumulate(eager, x, 1)
+    assert model.norm.num_batches_tracked == eager.norm.num_batches_tracked == 2
