@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from threading import local
 
 import torch
@@ -15,16 +14,16 @@ __all__ = [
 ]  # fmt: skip
 
 
-class _Flag(local):
-    """The flags of a thread, and how often a user module has read `is_set`."""
+class _Depths(local):
+    """In how many blocks of each context a thread is, and how often a user module has asked."""
 
-    is_set = False
-    is_region = False
-    is_first = False
+    stage = 0
+    region = 0
+    first = 0
     questions = 0
 
 
-_flag = _Flag()
+_depths = _Depths()
 
 
 def is_recomputing() -> bool:
@@ -35,42 +34,36 @@ def is_recomputing() -> bool:
     """
     if active_fake_mode() is not None:
         return bool(torch.zeros((), dtype=torch.bool))  # not known while recording: fails like a branch on a value
-    _flag.questions += 1
-    return _flag.is_set
+    _depths.questions += 1
+    return _depths.stage > 0
 
 
 def questions() -> int:
     """Return how often `is_recomputing` was called in this thread."""
-    return _flag.questions
+    return _depths.questions
 
 
-class _Flagged:
-    """The context in which a flag of this thread is set."""
+class _Nested:
+    """A context in whose blocks a thread notes how many of them it is in. One object serves all threads."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self._name = name
 
     def __enter__(self) -> None:
-        self.before = getattr(_flag, self.name)
-        setattr(_flag, self.name, True)
+        setattr(_depths, self._name, getattr(_depths, self._name) + 1)
 
     def __exit__(self, *_: object) -> None:
-        setattr(_flag, self.name, self.before)
+        setattr(_depths, self._name, getattr(_depths, self._name) - 1)
 
 
-def recomputation() -> AbstractContextManager[None]:
-    """Return the context in which forwards of this thread are recomputations."""
-    return _Flagged("is_set")
+recomputation = _Nested("stage")
+"""The context in which forwards of this thread are recomputations."""
 
+region_recomputation = _Nested("region")
+"""The context in which forwards of this thread are recomputations of a user's region."""
 
-def region_recomputation() -> AbstractContextManager[None]:
-    """Return the context in which forwards of this thread are recomputations of a user's region."""
-    return _Flagged("is_region")
-
-
-def first_of_two_runs() -> AbstractContextManager[None]:
-    """Return the context in which forwards of this thread will be recomputed."""
-    return _Flagged("is_first")
+first_of_two_runs = _Nested("first")
+"""The context in which forwards of this thread will be recomputed."""
 
 
 def is_recomputing_region() -> bool:
@@ -78,9 +71,9 @@ def is_recomputing_region() -> bool:
 
     The model itself writes its buffers again then, as it does outside of a pipeline.
     """
-    return _flag.is_region
+    return _depths.region > 0
 
 
 def is_first_of_two_runs() -> bool:
     """Return whether what this thread runs now will be recomputed."""
-    return _flag.is_first
+    return _depths.first > 0

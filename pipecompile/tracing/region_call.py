@@ -86,7 +86,7 @@ class _Runs:
             self.is_first = False
             self.states = _states(given) if self.call.redraws else []
             return self.call.run(self.kept, given)
-        with region_recomputation(), _restored(self.states, given) if self.states else nullcontext():
+        with region_recomputation, _restored(self.states, given) if self.states else nullcontext():
             return self.call.run(self.kept, given)
 
 

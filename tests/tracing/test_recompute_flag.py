@@ -14,11 +14,11 @@ from pipecompile.tracing.recompute_flag import recomputation
 
 def test_the_flag_is_of_the_block_and_of_the_thread() -> None:
     seen = []
-    with recomputation():
+    with recomputation:
         thread = threading.Thread(target=lambda: seen.append(pc.is_recomputing()))
         thread.start()
         thread.join()
-        with recomputation():
+        with recomputation:
             assert pc.is_recomputing()
         assert pc.is_recomputing()
     assert not pc.is_recomputing()
@@ -26,7 +26,7 @@ def test_the_flag_is_of_the_block_and_of_the_thread() -> None:
 
 
 def test_the_flag_is_cleared_after_a_failure() -> None:
-    with pytest.raises(ZeroDivisionError), recomputation():
+    with pytest.raises(ZeroDivisionError), recomputation:
         raise ZeroDivisionError
     assert not pc.is_recomputing()
 

@@ -25,7 +25,7 @@ from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, for
 from pipecompile.runtime.cells.gradient_layouts import Layout
 from pipecompile.runtime.cells.kept_gradients import KeptTensor, kept_gradients_noted, pass_on, references
 from pipecompile.runtime.cells.loss_arguments import unwritten
-from pipecompile.runtime.cells.saved_state import flags_restored, state_copied, user_hooks_shielded
+from pipecompile.runtime.cells.saved_state import flags_restored, state_copied, user_hooks_shielded, write_buffers
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.accelerators import random_state, set_random_state
@@ -119,28 +119,38 @@ class StageRun:
 
 def checkpointed_cell(stage: StageRun, inputs: Sequence[int], outputs: Sequence[int], recipe: int) -> Run:
     """Return the function of an F that will be recomputed. Inputs, outputs and `recipe` are registers."""
-    effects, device_types = stage.effects, stage.device_types
+    effects, types = stage.effects, stage.device_types
+    is_stateless = effects.is_stateless and not effects.runs_python
 
     def forward(frame: Frame) -> None:
         registers = frame.registers
         values = [registers[index] for index in inputs]
-        with stage.noted() as change, RANDOM_LOCK if effects.may_draw_on(stage.device) else _UNCHANGED:
-            kept = registers[recipe] = _recipe(values, effects, stage.device, device_types, change)
-            with (
-                first_of_two_runs(),
-                user_hooks_shielded(),
-                kept_gradients_noted(asks=effects.keeps_gradients) as asked,
-            ):
+        if is_stateless:
+            registers[recipe] = _recipe(values, effects, stage.device, types, None)
+            with first_of_two_runs, user_hooks_shielded():
                 results = stage.forward(frame, values)
-        if asked:
-            kept.kept = references(asked)
-        for place in unwritten(kept.inputs, values, effects.loss_inputs) if effects.loss_inputs else ():
-            del kept.inputs[place]
+        else:
+            results, registers[recipe] = _noted_forward(stage, frame, values)
         for index, value in zip(outputs, results, strict=True):
             is_tensor = isinstance(value, torch.Tensor)
             registers[index] = value.detach().requires_grad_(value.requires_grad) if is_tensor else value
 
     return forward
+
+
+def _noted_forward(stage: StageRun, frame: Frame, values: list[Any]) -> tuple[Sequence[Any], Recipe]:
+    """Run a forward; return its outputs and its recipe, with what it changed and the tensors whose gradients it asked for."""
+    effects, device = stage.effects, stage.device
+    with stage.noted() as change, RANDOM_LOCK if effects.may_draw_on(device) else _UNCHANGED:
+        kept = _recipe(values, effects, device, stage.device_types, change)
+        asks = kept_gradients_noted(asks=effects.keeps_gradients)
+        with first_of_two_runs, user_hooks_shielded(), asks as asked:
+            results = stage.forward(frame, values)
+    if asked:
+        kept.kept = references(asked)
+    for place in unwritten(kept.inputs, values, effects.loss_inputs) if effects.loss_inputs else ():
+        del kept.inputs[place]
+    return results, kept
 
 
 def kept_apart(run: Run, stage: StageRun, *, saves: bool, recomputes: bool) -> Run:
@@ -170,12 +180,16 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
         registers = frame.registers
         before: Recipe = registers[recipe]
         values = [registers[index] for index in inputs]
+        if before is _NOTHING and torch.is_grad_enabled() and not is_any_autocast_enabled():
+            with recomputation:
+                registers[saved] = stage.recorded(frame, values)
+            return
         for place, value in before.inputs.items():
             values[place] = value
         recording = _UNCHANGED if torch.is_grad_enabled() else torch.enable_grad()
         asks = kept_gradients_noted(asks=stage.effects.keeps_gradients)
         muted = output_muted() if stage.effects.holders else _UNCHANGED
-        with recomputation(), recording, muted, _restored(before, stage, device_types), asks as again:
+        with recomputation, recording, muted, _restored(before, stage, device_types), asks as again:
             graph = registers[saved] = stage.recorded(frame, values)
         graph.has_hooks |= pass_on(before.kept, again)
 
@@ -183,10 +197,8 @@ def recompute_cell(stage: StageRun, inputs: Sequence[int], recipe: int, saved: i
 
 
 def _restored(before: Recipe, stage: StageRun, device_types: Sequence[str]) -> AbstractContextManager[None]:
-    """Return a context in which the state of the forward holds; for most stages nothing differs."""
+    """Return a context in which the state of the forward holds."""
     now, autocast = _autocast(device_types), before.autocast
-    if before is _NOTHING and not now:
-        return _UNCHANGED
     if autocast == now:
         autocast = ()
     elif not autocast:
@@ -224,11 +236,11 @@ def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device
         buffers = [buffer.detach().clone() for buffer in effects.written_buffers]
         random = None if before.random is None else _random_state(device, before.random[1].sources)
         try:
-            _write(effects.written_buffers, before.buffers)
+            write_buffers(effects.written_buffers, before.buffers)
             _set_random_state(before.random)
             yield
         finally:
-            _write(effects.written_buffers, buffers)
+            write_buffers(effects.written_buffers, buffers)
             _set_random_state(random)
 
 
@@ -256,17 +268,6 @@ def _recipe(
 
 _NOTHING = Recipe(None, (), [], {}, {}, [], [])
 """The recipe of a forward that neither reads nor writes state, without autocast."""
-
-
-def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Write through `.data`, which leaves version counters alone: autograd may have saved the buffers. The first forward may have
-    given them other sizes, as observers of quantization do.
-    """
-    for buffer, value in zip(buffers, values, strict=True):
-        if buffer.shape != value.shape:
-            with torch.no_grad(), preserve_versions((buffer,)):
-                buffer.resize_(value.shape)
-        buffer.data.copy_(value)
 
 
 def _sources(effects: SideEffects, values: Sequence[Any]) -> list[RandomSource]:

@@ -16,9 +16,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
-from pipecompile.torch_private.storages import storage_key, version_of
+from pipecompile.torch_private.storages import preserve_versions, storage_key, version_of
 
-__all__ = ["flags_restored", "state_copied", "user_hooks_shielded"]
+__all__ = ["flags_restored", "state_copied", "user_hooks_shielded", "write_buffers"]
 
 
 class _Saved:
@@ -97,8 +97,23 @@ def _set_flags(tensors: Sequence[torch.Tensor], flags: Sequence[bool]) -> None:
             tensor.requires_grad_(flag)
 
 
+def write_buffers(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Write through `.data`, which leaves version counters alone: autograd may have saved the buffers. The first forward may have
+    given them other sizes, as observers of quantization do.
+    """
+    for buffer, value in zip(buffers, values, strict=True):
+        if buffer.shape != value.shape:
+            with torch.no_grad(), preserve_versions((buffer,)):
+                buffer.resize_(value.shape)
+        buffer.data.copy_(value)
+
+
 def user_hooks_shielded() -> AbstractContextManager[object]:
     """Return a context that shields the user's `saved_tensors_hooks` from tensors of a graph that is dropped."""
     if saved_tensor_hooks() is None:
-        return nullcontext()
+        return _UNCHANGED
     return saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
+
+
+_UNCHANGED = nullcontext()
+"""The context that changes nothing."""
