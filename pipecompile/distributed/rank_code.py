@@ -22,7 +22,7 @@ from pipecompile.ir import AUX, HOST, LOSS, SHARDING, Action, Instruction, Kind,
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.cells.variant_cells import VariantCell
 from pipecompile.runtime.interpreter import CodeBuilder
-from pipecompile.runtime.profiler_ranges import in_range, timed
+from pipecompile.runtime.profiler_ranges import timed
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.runtime.stream_events import Launch, row_launches
 from pipecompile.runtime.streams import Streams, StreamTask, launched
@@ -94,7 +94,7 @@ class RankCodeBuilder(CodeBuilder):
         """Return the function of an action on the parameters of a stage, which notes its times."""
         if self.parameters is None:
             return super().sharding(action)
-        return timed(in_range(self.parameters.run(action), str(action)), self.rank, str(action))
+        return timed(self.parameters.run(action), self.rank, str(action))
 
     def send(self, instruction: Instruction, device: int) -> Run:
         peer, values = instruction.peer, self.values

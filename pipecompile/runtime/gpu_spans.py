@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pipecompile.runtime.profiler_ranges import timed
+from pipecompile.runtime.profiler_ranges import in_range, timed
 from pipecompile.runtime.registers import Frame, Run, Spans
 from pipecompile.torch_private.accelerators import is_accelerator
 
@@ -87,7 +87,8 @@ def timed_cell(run: Run, index: int, name: str, device: torch.device, *, is_laun
     """Return the function of a cell, which notes its times, on an accelerator as the current one: by events if it `is_launched`."""
     if not is_accelerator(device):
         return timed(run, index, name)
-    return on_gpu(timed_on_gpu(run, index, name, device) if is_launched else timed(run, index, name), device)
+    there = timed_on_gpu(in_range(run, name), index, name, device) if is_launched else timed(run, index, name)
+    return on_gpu(there, device)
 
 
 def seconds_of(spans: Spans) -> list[tuple[int, str, float, float]]:

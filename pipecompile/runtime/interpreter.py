@@ -33,7 +33,6 @@ from pipecompile.runtime.cells.stage_cells import Cell, unshared_places
 from pipecompile.runtime.cells.state_turns import StageLocks, StateTurns
 from pipecompile.runtime.cells.variant_cells import VariantCell, chosen_run
 from pipecompile.runtime.gpu_spans import timed_cell
-from pipecompile.runtime.profiler_ranges import in_range
 from pipecompile.runtime.received_memory import free_received
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.stream_events import STORE, Launch, Place, launches
@@ -199,10 +198,10 @@ class CodeBuilder:
             cell = self.forward if action.kind in (Kind.FORWARD, Kind.RECOMPUTE) else self.backward
         name = str(in_slices(action, self.program.n_slices))
         run = self.memos.around(self.kept.around(cell(action, registers, self.devices[device]), action), action)
-        return self.timed(in_range(self.locks.around(self.turns.around(run, action), action), name), device, name)
+        return self.timed(self.locks.around(self.turns.around(run, action), action), device, name)
 
     def timed(self, run: Run, device: int, name: str) -> Run:
-        """Return the function of a cell, which notes its times, with its GPU as the current one."""
+        """Return the function of a cell, which notes its times, in a range of the profiler, with its GPU as the current one."""
         return timed_cell(run, device, name, self.devices[device], is_launched=self.is_launched)
 
     def sharding(self, _action: Action) -> Run:

@@ -30,12 +30,19 @@ def in_range(run: Run, action: str) -> Run:
     return run_in_range
 
 
-def timed(run: Run, device: int, name: str) -> Run:
-    """Return the function of an action of a pipeline device, which notes its start and end by the clock of the host."""
+def timed(run: Run, device: int, action: str) -> Run:
+    """Return the function of an action of a pipeline device, which notes its start and end by the clock of the host, in a range of its
+    name while a profiler is on.
+    """
+    name = f"PP:{action}"
 
     def run_timed(frame: Frame) -> None:
         start = perf_counter()
-        run(frame)
-        frame.spans.append((device, name, start, perf_counter()))
+        if is_profiling():
+            with record_function(name):
+                run(frame)
+        else:
+            run(frame)
+        frame.spans.append((device, action, start, perf_counter()))
 
     return run_timed

@@ -19,6 +19,7 @@ from pipecompile.runtime.cells.forward_backward import SavedGraph
 from pipecompile.runtime.cells.stage_cells import Cell
 from pipecompile.runtime.gpu_spans import on_gpu
 from pipecompile.runtime.interpreter import Code, CodeBuilder
+from pipecompile.runtime.profiler_ranges import in_range
 from pipecompile.runtime.registers import CellRegisters, Frame, Run
 from pipecompile.runtime.transport import then_free
 from pipecompile.torch_private.accelerators import is_accelerator
@@ -58,7 +59,8 @@ class _StepBuilder(CodeBuilder):
         super().__init__(program, cells, devices)
         self.leaves = leaves
 
-    def timed(self, run: Run, device: int, name: str) -> Run:  # noqa: ARG002 a graph has no times of its cells
+    def timed(self, run: Run, device: int, name: str) -> Run:
+        run = in_range(run, name)  # a graph has no times of its cells
         return on_gpu(run, self.devices[device]) if is_accelerator(self.devices[device]) else run
 
     def forward(self, action: Action, registers: CellRegisters, device: torch.device) -> Run:
