@@ -13,7 +13,7 @@ from pipecompile.batching.call_inputs import FlatInputs, first_difference
 from pipecompile.batching.input_layouts import layout_of
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import InputError
-from pipecompile.torch_private.modules import children_of
+from pipecompile.torch_private.modules import modules_in
 from pipecompile.tracing.ambient_modes import INFERENCE_MODE, LAYOUTS, autocast_kinds
 from pipecompile.tracing.fakes.fake_tensors import user_attributes
 
@@ -70,15 +70,8 @@ def _signature(
 
 
 def training_modes(model: nn.Module) -> tuple[bool, ...]:
-    """Return `training` of every module, breadth first. Every step calls this function, and `model.modules()` is slow."""
-    modes: dict[int, bool] = {}
-    queue: list[nn.Module | None] = [model]
-    for module in queue:  # the loop body appends to the queue
-        if module is not None and (key := id(module)) not in modes:
-            modes[key] = module.training
-            if children := children_of(module):
-                queue += children.values()
-    return tuple(modes.values())
+    """Return `training` of every module, breadth first."""
+    return tuple([module.training for module in modules_in(model)])
 
 
 @lru_cache(maxsize=1024)

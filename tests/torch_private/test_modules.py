@@ -30,6 +30,7 @@ from pipecompile.torch_private.modules import (
     hooks_of_torch_removed,
     is_compiled,
     is_hooked,
+    modules_in,
     non_persistent_of,
     parameters_of,
     users_hooks,
@@ -154,3 +155,13 @@ def test_backward_hooks_are_removed_and_put_back() -> None:
     assert not calls
     model(torch.ones(1, 2)).sum().backward()
     assert calls == ["pre", "hook"]
+
+
+def test_all_modules_are_found_once_breadth_first() -> None:
+    shared = nn.ReLU()
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), shared), shared, nn.Module())
+    model.register_module("nothing", None)
+    assert modules_in(model) == [model, model[0], shared, model[2], model[0][0]]
+    assert {*modules_in(model)} == {*model.modules()}
+    model[2].add_module("around", model)
+    assert len(modules_in(model)) == 5

@@ -13,7 +13,7 @@ from torch import nn
 from pipecompile.driver.specialization import Specialization
 from pipecompile.graph.module_names import module_of
 from pipecompile.parameters.placement import Homes
-from pipecompile.torch_private.modules import parameters_of
+from pipecompile.torch_private.modules import modules_in, parameters_of
 
 __all__ = ["home_new_parameters"]
 
@@ -30,8 +30,8 @@ def home_new_parameters(model: nn.Module, homes: Homes, recording: Specializatio
 
 
 def _has_new(model: nn.Module, homes: Homes) -> bool:
-    """Return whether a parameter has no home. It runs before every call: names of parameters would take five times as long."""
-    for module in model.modules():
+    """Return whether a parameter has no home."""
+    for module in modules_in(model):
         if any(one is not None and homes.find(one) is None for one in parameters_of(module).values()):
             return True
     return False
