@@ -94,7 +94,7 @@ class RankExecutable(Executable):
         return HookedUpdates(dict.fromkeys(weights), self.program, read_state(own))
 
     @property
-    def _own_cells(self) -> list[Cell | VariantCell]:
+    def _own_cells(self) -> Sequence[Cell | VariantCell]:
         """The cells of the stages of which this rank has a copy."""
         return [cell for stage, cell in enumerate(self.cells) if stage in self._own]
 

@@ -174,6 +174,11 @@ class Executable:
         )
         return first, second
 
+    @property
+    def _own_cells(self) -> Sequence[Cell | VariantCell]:
+        """The cells that this process runs."""
+        return self.cells
+
     def frame(self, sizes: tuple[int, ...], arrivals: dict[tuple[str, bool], Any], *, threaded: bool = False) -> Frame:
         """Return a frame for one mini-batch with micro-batches of these sizes, in samples. Refresh mirrors and cells for the run. Warn if
         what forwards write comes out in another order than in the plain loop.
@@ -182,7 +187,7 @@ class Executable:
         self.mirrors.refresh()
         if self.norms.norms:
             self.norms.begin()
-        for cell in self.cells:
+        for cell in self._own_cells:
             cell.code.refresh()
         frame = self._idle[threaded].pop() if self._idle[threaded] else self._new_frame(threaded)
         frame.sizes, frame.arrivals, frame.spans = sizes, arrivals, []
