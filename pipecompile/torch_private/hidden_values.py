@@ -38,15 +38,17 @@ _METHODS = (
 
 def hide(parameter: torch.Tensor, refusal: Refusal) -> None:
     """Let all that reads the values of a parameter raise an error until `show`. 2.11; `nn.Parameter` has no function of its own."""
-    if not is_hidden(parameter):
+    kind = type(parameter)
+    if not issubclass(kind, _Hidden):
         vars(parameter)[_REFUSAL] = refusal
-        parameter.__class__ = _hidden_class(type(parameter))
+        parameter.__class__ = _hidden_class(kind)
 
 
 def show(parameter: torch.Tensor) -> None:
     """Let the values of a parameter be read again. A parameter that is not hidden stays as it is."""
-    if is_hidden(parameter):
-        parameter.__class__ = type(parameter).__bases__[1]
+    kind = type(parameter)
+    if issubclass(kind, _Hidden):
+        parameter.__class__ = kind.__bases__[1]
         del vars(parameter)[_REFUSAL]
 
 

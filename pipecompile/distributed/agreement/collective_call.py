@@ -134,8 +134,13 @@ def _scaling(scaler: GradScaler | None, model: nn.Module) -> list[str]:
 
 def _layout(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
-        return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
+        return _tensor_layout(leaf.shape, leaf.dtype)
     return repr(leaf) if isinstance(leaf, (bool, int, float, str)) or leaf is None else type(leaf).__name__
+
+
+@lru_cache(maxsize=256)
+def _tensor_layout(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def sample_of(leaf: Any, *, is_due: bool) -> bytes | None:

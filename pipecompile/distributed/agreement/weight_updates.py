@@ -205,18 +205,19 @@ def _element(gradient: torch.Tensor | None, *, is_due: bool) -> float | None:
     gradient = local(gradient)
     if gradient.layout != torch.strided or not gradient.numel() or not (is_due or gradient.device.type == "cpu"):
         return None
-    element = float(gradient.detach()[_middle(gradient)])
+    element = _in_the_middle(gradient)
     return element if isfinite(element) and element else None
 
 
 def _is_zero(gradient: torch.Tensor) -> bool:
     """Return whether the element in the middle of a gradient is zero."""
     gradient = local(gradient)
-    return gradient.layout == torch.strided and not gradient.detach()[_middle(gradient)]
+    return gradient.layout == torch.strided and not _in_the_middle(gradient)
 
 
-def _middle(gradient: torch.Tensor) -> tuple[int, ...]:
-    return tuple(size // 2 for size in gradient.shape)
+def _in_the_middle(gradient: torch.Tensor) -> float:
+    values = gradient.detach() if gradient.requires_grad else gradient
+    return float(values[tuple([size // 2 for size in values.shape])])
 
 
 def _factor(before: list[float | None], now: list[float | None]) -> float | None:

@@ -40,6 +40,7 @@ from pipecompile.distributed.protocol import (
     SMALL,
     HeadField,
     MessageKind,
+    Tag,
     tag_of,
 )
 from pipecompile.torch_private.process_groups import close_connections
@@ -59,21 +60,22 @@ class Channel:
 
     def __init__(self, backend: Any, peer: int, number: int, wait: Waiter) -> None:
         self.backend, self.peer, self.number, self.wait = backend, peer, number, wait
+        self._tags = {tag: tag_of(number, tag) for tag in Tag}
         self.received = 0
         """Number of messages received from the peer. The next head to the peer acknowledges them."""
 
     def abort(self) -> None:
         """Close the connections of the backend."""
-        close_connections(self.backend, tag_of(self.number, ABORT.tag))
+        close_connections(self.backend, self._tags[ABORT.tag])
 
     def send(self, part: torch.Tensor, kind: MessageKind) -> dist.Work:
         """Begin to send one part of a message."""
-        work: dist.Work = self.backend.send([part], self.peer, tag_of(self.number, kind.tag))
+        work: dist.Work = self.backend.send([part], self.peer, self._tags[kind.tag])
         return work
 
     def receive(self, part: torch.Tensor, kind: MessageKind) -> dist.Work:
         """Post a receive for one part of a message."""
-        work: dist.Work = self.backend.recv([part], self.peer, tag_of(self.number, kind.tag))
+        work: dist.Work = self.backend.recv([part], self.peer, self._tags[kind.tag])
         return work
 
 
@@ -215,7 +217,8 @@ class Inbox:
 
     def receive(self, name: str) -> Any:
         """Return the next value. Raises ConnectionError if its name is not `name`."""
-        self._post()
+        if not self.posted:
+            self._post()
         if self.posted:
             value = self._receive_repeated(self.posted.popleft(), name)
         else:
