@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from pipecompile.planning.thread_slowdown import slowed, thread_slowdown
 from torch import nn
 
 import pipecompile as pc
 from pipecompile.costs import NodeCost
 from pipecompile.planning import thread_slowdown as module
+from pipecompile.planning.thread_slowdown import slowed, thread_slowdown
 from tests.support.compilations import mini_batch, options_of
 
 X = torch.randn(8, 4)
