@@ -217,7 +217,8 @@ def _is_zero(gradient: torch.Tensor) -> bool:
 
 def _in_the_middle(gradient: torch.Tensor) -> float:
     values = gradient.detach() if gradient.requires_grad else gradient
-    return float(values[tuple([size // 2 for size in values.shape])])
+    element = values[tuple([size // 2 for size in values.shape])].item()
+    return abs(element) if isinstance(element, complex) else float(element)
 
 
 def _factor(before: list[float | None], now: list[float | None]) -> float | None:
