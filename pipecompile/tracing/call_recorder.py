@@ -205,11 +205,12 @@ class CallRecorder(TorchFunctionMode):
         """Call a module: record a leaf as one node, and record through any other module."""
         name = self.names.get(id(module), "")
         is_plain = bool(name) and is_leaf(module) and not is_transformed(tensors_in((args, kwargs)))
-        if is_plain and self.module_snapshots.is_unchanged(module):
+        if is_plain and not self.opaque_calls.is_inlined(module) and self.module_snapshots.is_unchanged(module):
             return self._leaf(name, original, module, args, kwargs)
         if any(backward_hooks_of(module)):
             what = f"{name} is changed by forward" if name else "the hook is on the whole model"
             raise TraceError(code="PC106", where=caller(), why=what)
+        self.reads.inlined.add(id(module))
         self.writer.path.append(name or self.writer.path[-1])
         try:
             return original(module, *args, **kwargs)
@@ -265,8 +266,7 @@ class CallRecorder(TorchFunctionMode):
         function_node = rng_function(function)
         with self.paused():
             state = function_node(*args, **kwargs)
-        call = ("call_function", function_node, args)
-        self.writer.write(call, kwargs, state, Ambient.now(), draws=True, seeds=True)
+        self.writer.write(("call_function", function_node, args), kwargs, state, Ambient.now(), draws=True, seeds=True)
         return torch.default_generator if function.__name__ == "manual_seed" else state
 
     # -- reads of gradients, and pauses ----------------------------------------------------------------------------

@@ -246,27 +246,27 @@ class Recorder(CallRecorder):
             with ExitStack() as stack:
                 for context in (*arguments_watched(self.model, args, kwargs, leaves), *self._contexts()):
                     stack.enter_context(context)
-                output = self.model(*args, **kwargs)
-                self._record_leftovers(inputs, output)
+                output = self._record_leftovers(inputs, self.model(*args, **kwargs))
             graph = assemble_graph(self, inputs, output)
             self.twins.release()
             reads = RecordedReads(self.model, self.reads, self.leftovers.written, others=given, asked=self.asked)
             graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at)
             return graph
         except Exception as error:
-            raise (fault := as_trace_error(error, self.model)) from cause_of(fault, error)
+            fault = self.leftovers.of_hooks.reason_of(as_trace_error(error, self.model))
+            raise fault from cause_of(fault, error)
 
-    def _record_leftovers(self, inputs: FlatInputs, output: Any) -> None:
-        """Record what the call, which returned `output`, has left on the model. Raise TraceError for what no node can leave there."""
+    def _record_leftovers(self, inputs: FlatInputs, output: Any) -> Any:
+        """Record what the call has left on the model, and return its `output`. Raise TraceError for what no node can leave there."""
         self.values.call_objects.check()
         self.values.closed_over.check()
         if written := attribute_changes(self.model, self.twins, self.reach.functions):
             raise CarriedStateError(written, self.model)
         self.leftovers.warn_of_replaced()
-        if changes := self.leftovers.changes():
-            if self.values.call_objects.are_in([change.value for change in changes]):
-                raise CarriedStateError(changes, self.model)
-            record_state_changes(self, inputs, output, changes)
+        changes = self.leftovers.changes()
+        if self.values.call_objects.are_in([change.value for change in changes]):
+            raise CarriedStateError(changes, self.model)
+        return record_state_changes(self, inputs, output, changes)
 
     def _contexts(self) -> tuple[Any, ...]:
         """Return the modes and patches of a recording, the outermost first."""

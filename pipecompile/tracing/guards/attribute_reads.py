@@ -46,13 +46,14 @@ class AttributeReads:
     """A context in which reads of this thread are noted. `watched` are the classes whose reads are noted.
 
     `executed` has the user's code that ran and its globals, by the id of the code (`ExecutedCode`). Of that in `without_functions`,
-    the first read of the state found no function.
+    the first read of the state found no function. `inlined` are the ids of the modules that are recorded through.
     """
 
     def __init__(self, roots: Iterable[Any] = ()) -> None:
         self.noted: dict[int, tuple[Any, Reads]] = {}
         self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
         self.without_functions = set[int]()
+        self.inlined = set[int]()
         self.watched: set[type] = set()
         self._originals: list[tuple[type, Any]] = []
         self._sealed: set[type] = set()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import HOOK_ATTRIBUTES, STATE_TABLES
-from pipecompile.tracing.guards.attribute_reads import Reads
+from pipecompile.tracing.guards.attribute_reads import AttributeReads, Reads
 from pipecompile.tracing.guards.lifted_state import Holder
 from pipecompile.tracing.guards.read_state import ABSENT, Place, ReadState
 from pipecompile.tracing.leaf_modules import is_leaf
@@ -43,6 +43,7 @@ class Walk(Protocol):
     state: ReadState
     written: frozenset[tuple[int, Any]]
     registered: frozenset[int]
+    notes: AttributeReads
 
     def later(self, value: Any, label: str, place: Place, holder: Holder | None = None) -> None:
         """Visit a value in its turn. `holder` is where it is found."""
@@ -169,7 +170,8 @@ def _is_live(walk: Walk, value: Any, own: Mapping[str, Any], name: str) -> bool:
         return id(value) in walk.registered
     is_number = _is_live_number(name, own.get(name)) and type(value).__module__ in _SHAPE_KEEPING
     is_made = isinstance(own.get(name), torch.Tensor)  # by a hook of weight_norm or of pruning, at every call
-    return (name in HOOK_ATTRIBUTES or is_number or is_made) and is_leaf(value)
+    is_node = is_leaf(value) and id(value) not in walk.notes.inlined
+    return is_node and (name in HOOK_ATTRIBUTES or is_number or is_made)
 
 
 def _is_live_number(name: str, number: Any) -> bool:

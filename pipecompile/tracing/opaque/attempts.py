@@ -59,9 +59,9 @@ class OpaquePieces:
 
     `reasons` has the opaque pieces, `result_specs` what each of their calls returns, `rejected` why a piece cannot be
     opaque, and `hints` what to try then. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record
-    gradients. `known_objects`: what functions of earlier recordings hold. `has_blocks`: blocks of statements may be pieces; they may not
-    after a recording with them has failed. `has_unread`: inner lists may have another length in each run; they may not after the
-    recording has read one.
+    gradients. `known_objects`: what functions of earlier recordings hold. `inlined`: ids of layers to record through. `has_blocks`:
+    blocks of statements may be pieces; they may not after a recording with them has failed. `has_unread`: inner lists may have another
+    length in each run; they may not after the recording has read one.
     """
 
     def __init__(self, model: nn.Module, inputs: FlatInputs) -> None:
@@ -71,9 +71,9 @@ class OpaquePieces:
         self.rejected: dict[Piece, str] = {}
         self.hints: dict[str, None] = {}
         self.is_batch_fixed = bool(inputs.lists)
-        self.has_grad = self.has_blocks = self.has_unread = True
-        self.refuses_data_sizes = True
+        self.has_grad = self.has_blocks = self.has_unread = self.refuses_data_sizes = True
         self.known_objects: KnownObjects | None = None
+        self.inlined = set[int]()
 
     def begin_with(self, kept: Iterable[OpaqueReason]) -> OpaquePieces:
         """Make modules and methods opaque that an earlier recording kept whole. Raise an exception if one cannot be any more."""

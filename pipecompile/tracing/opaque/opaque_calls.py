@@ -88,6 +88,10 @@ class OpaqueCalls:
         """The opaque torch functions: path of the module that calls one, and name of the function."""
         return frozenset((piece.path, piece.method) for piece in self.opaque.reasons if piece.line)
 
+    def is_inlined(self, layer: nn.Module) -> bool:
+        """Return whether a layer is recorded through, because of what its hooks leave."""
+        return id(layer) in self.opaque.inlined
+
     def call(
         self, piece: Piece, run: Callable[..., Any], arguments: Any, twin: Callable[[torch.Tensor], Any]
     ) -> OpaqueCall:

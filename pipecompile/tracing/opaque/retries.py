@@ -23,6 +23,7 @@ from pipecompile.tracing.emit.call_objects import UndecidedObjects
 from pipecompile.tracing.fakes.data_sizes import DataSizeCompared
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.hooked_layers import hooked_layers
+from pipecompile.tracing.state.hook_leftovers import UndoneHooks
 
 __all__ = ["record_with_retries"]
 
@@ -50,6 +51,8 @@ def _with_retries(opaque: OpaquePieces, attempt: Callable[[OpaquePieces], T]) ->
                 return attempt(opaque)
         except UndecidedObjects as undecided:
             opaque.known_objects = undecided.known
+        except UndoneHooks as undone:
+            opaque.inlined |= {id(layer) for layer in undone.layers}
         except Exception as error:
             _grow(opaque, error)
     raise TraceError(what=f"cannot trace: the model was recorded {_ATTEMPTS} times, and parts still cannot be recorded")

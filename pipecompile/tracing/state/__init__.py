@@ -14,6 +14,7 @@
     returned_values       what a call returns, as a node that takes part in that comparison
     recording_leftovers   those differences for one recording, without what leaf modules do themselves; whether a module
                           still is what it was when the recording began
+    hook_leftovers        what hooks of layers leave and the forward takes away: such layers are recorded through
     second_call           the decision: effect nodes, or PC114 because the model reads what the previous call left
 
 Open `second_call` first, then `snapshot`.

@@ -3,6 +3,7 @@
 self.latest = h              ──►   keep(h)              the last micro-batch's remains, as in a plain loop
 self.seen.append(h)          ──►   extend(h)            of a set too, which has an item once
 self.heads[0] = h            ──►   keep(h)
+self.seen.clear(), append    ──►   keep([h])            all items of a list that each call empties first
 self.calls += 1              ──►   advance()
 self.table = grid(n)         ──►   keep(table)          a buffer of another shape, dtype or None; others are written back
 self.log.append(self.calls)                             no node: each call leaves another number
@@ -59,7 +60,8 @@ def effect_function(change: StateChange, later: Any, owner: nn.Module) -> Any:
         return _effect("advance", place, lambda: place.put(place.now() + step))
     if not change.is_plain or not _is_repeated(change, later):
         return None
-    return _effect("keep", place, place.put) if key is not None else _effect("extend", place, place.extend)
+    is_kept = key is not None or change.is_whole
+    return _effect("keep", place, place.put) if is_kept else _effect("extend", place, place.extend)
 
 
 def in_turn(effect: Any, turns: RLock | None) -> Any:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipecompile.batching.containers import flatten_containers
+from pipecompile.batching.containers import flatten_containers, has_attributes
+from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import (
     BUFFER_TABLE,
     GLOBAL_FORWARD_HOOKS,
@@ -33,18 +34,23 @@ __all__ = [
     "StateWatch",
     "change_keys",
     "hooks_of",
+    "settled",
+    "with_whole_lists",
     "without_keys",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A call put `value` at `key` of a container, where `before` was. With key None, `value` lists items appended."""
+    """A call put `value` at `key` of a container, where `before` was. With key None, `value` lists items appended; if `is_whole`, all
+    items of a list that the call has emptied before.
+    """
 
     place: Place
     key: Any
     before: Any
     value: Any
+    is_whole: bool = False
 
     @property
     def name(self) -> str:
@@ -63,6 +69,15 @@ class StateChange:
     @property
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def is_removal(self) -> bool:
+        """Whether the container has lost items, or has them in another order."""
+        return any(one is _UNWRITABLE for one in (self.value, *(self.value if self.key is None else ())))
+
+    def settled(self) -> StateChange:
+        """Return the change with copies of the containers of its value."""
+        return replace(self, value=settled(self.value))
 
     @property
     def is_buffer(self) -> bool:
@@ -92,7 +107,7 @@ class StateWatch:
     """
 
     def __init__(self, *roots: Any, kept: AbstractSet[tuple[int, Any]] = frozenset()) -> None:
-        self._kept = kept
+        self._kept, self._roots = kept, roots
         modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
         self._tables = {
             id(vars(module).get(name)) for module in modules for name in STATE_TABLES if name != BUFFER_TABLE
@@ -107,13 +122,15 @@ class StateWatch:
         return frozenset(id(container) for container in places if isinstance(container, (list, dict, deque, set)))
 
     def changes(self) -> list[StateChange]:
-        """Return what differs now. Parameters, children and buffers of the same shape and dtype are left out: such buffers are written
-        back.
+        """Return what differs now in containers that are still reachable. Parameters, children and buffers of the same shape and dtype are
+        left out: such buffers are written back.
         """
         places = [(place, then) for place, then in self._then if id(place.container) not in self._tables]
         changes = [change for place, then in places for change in _differences(place, then)]
         changes = [change for change in changes if not (change.is_buffer and self._is_written_back(change))]
-        return [change for change in changes if not self._is_layers_own(change)]
+        changes = [change for change in changes if not self._is_layers_own(change)]
+        reached = {id(place.container) for place in places_of(*self._roots)} if changes else set()
+        return [change for change in changes if id(change.place.container) in reached]
 
     def replaced(self) -> list[StateChange]:
         """Return the parameters and children that are others now. No node can replace them."""
@@ -129,6 +146,11 @@ class StateWatch:
         return not kept and is_written_back(change.before, change.value)
 
 
+def settled(value: Any) -> Any:
+    """Return the value with copies of its containers, which a later call may fill or empty."""
+    return pytree.tree_map(lambda one: one, value, is_leaf=has_attributes)
+
+
 def hooks_of(module: nn.Module) -> list[Any]:
     """Return the hooks that a call of this module runs around its forward."""
     tables = (*forward_hooks_of(module), *GLOBAL_FORWARD_HOOKS)
@@ -138,6 +160,23 @@ def hooks_of(module: nn.Module) -> list[Any]:
 def change_keys(changes: Sequence[StateChange]) -> set[tuple[int, Any]]:
     """Return (container, key) of each change, or (container, item) of each item appended."""
     return {(id(c.place.container), key) for c in changes for key in (map(id, c.value) if c.key is None else (c.key,))}
+
+
+def with_whole_lists(
+    changes: Sequence[StateChange], later: Sequence[StateChange]
+) -> tuple[list[StateChange], list[StateChange]]:
+    """Return the changes of two calls, in which a list that each call empties and fills again is one change, of all items.
+
+    The first call has appended n items to an empty list, and the second has replaced all n items.
+    """
+    whole = {}
+    for change in changes:
+        replaced = [one for one in later if one.place.container is change.place.container]
+        keys = [one.key for one in replaced]
+        if type(change.place.container) is list and change.key is None and keys == [*range(len(change.value))]:
+            whole[id(change.place.container)] = replace(change, value=[one.value for one in replaced], is_whole=True)
+    firsts = [replace(one, is_whole=True) if id(one.place.container) in whole else one for one in changes]
+    return firsts, [one for one in later if id(one.place.container) not in whole] + [*whole.values()]
 
 
 def without_keys(changes: Sequence[StateChange], known: set[tuple[int, Any]]) -> list[StateChange]:

@@ -20,6 +20,7 @@ from torch import nn
 from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES
 from pipecompile.tracing.leaf_modules import has_own_python
+from pipecompile.tracing.state.hook_leftovers import HookLeftovers
 from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, change_keys, hooks_of, without_keys
 from pipecompile.tracing.user_source import warn
 
@@ -41,6 +42,7 @@ class RecordingLeftovers:
         self.watch = StateWatch(model)
         self.sized_containers = self.watch.lengths
         self._lengths_read: set[int] = set()
+        self.of_hooks = HookLeftovers(model)
         self._leaf_keys: set[tuple[int, Any]] = set()
         self._graph_keys: set[tuple[int, Any]] = set()
         self._left: dict[tuple[int, Any], tuple[Any, RLock]] = {}
@@ -80,6 +82,7 @@ class RecordingLeftovers:
                 hint="register the hook on the layers inside, or on the parameters",
             )
         self._leaf_keys |= change_keys(changes)
+        self.of_hooks.note(module, changes)
 
     def note_left(self, module: nn.Module, name: str, turns: RLock) -> None:
         """Note the value that a piece kept whole has left in an attribute. Its calls hold `turns`."""

@@ -35,6 +35,8 @@ from pipecompile.tracing.state.leftover_state import (
     StateChange,
     StateWatch,
     change_keys,
+    settled,
+    with_whole_lists,
 )
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 from pipecompile.tracing.state.returned_values import note_returned
@@ -81,31 +83,41 @@ class RecordedCall(Protocol):
         """Record a node that calls `function`, which returns nothing."""
 
 
-def record_state_changes(recording: RecordedCall, inputs: FlatInputs, output: Any, changes: list[StateChange]) -> None:
-    """Record nodes for the `changes` that the first call, which returned `output`, left on the model.
+def record_state_changes(recording: RecordedCall, inputs: FlatInputs, output: Any, changes: list[StateChange]) -> Any:
+    """Record nodes for the `changes` that the first call left on the model. Return the `output` of that call, with copies of its
+    containers, which may be the model's own.
 
     Raise CarriedStateError if the second call is recorded otherwise than the first, and warn about changes that no node
     can make.
     """
+    hooks, output = recording.leftovers.of_hooks, settled(output)
+    hooks.check(changes)
+    if changes or hooks.has_items:
+        _compare_calls(recording, inputs, output, changes)
+    return output
+
+
+def _compare_calls(recording: RecordedCall, inputs: FlatInputs, output: Any, changes: list[StateChange]) -> None:
+    """Record a second call, and nodes for the `changes` of the first, if both are recorded alike."""
     recording.regions.close()
     model, values = recording.model, recording.values
-    returned = note_returned(values, output)
-    first = _computing_nodes(values.graph)
+    returned, first = note_returned(values, output), _computing_nodes(values.graph)
     if recording.leftovers.is_length_read(changes):
         raise CarriedStateError(changes, model)
     of_pieces = recording.leftovers.of_pieces(changes)
+    kept = [one.settled() for one in changes if not any(one is other for other in of_pieces)]
     try:
         later = _later_changes(recording, inputs, changes, first)
     except Exception as error:
         raise CarriedStateError(changes, model) from error
     second = [node for node in _computing_nodes(values.graph) if node not in set(first)]
     constants = constant_nodes(first, training=model.training)
-    kept = [one for one in changes if not any(one is other for other in of_pieces)]
+    kept, later = with_whole_lists(kept, later)
     is_alike = recorded_alike(first, second, constants) and left_alike(kept, later, values, first, constants)
-    _erase_second_call(values.graph, set(first))
-    values.graph.erase_node(returned)
-    tables = _tensor_keys([change for change in changes if _is_constant(change, values, constants)])
-    if not (is_alike and _tensor_keys(changes) - tables == _tensor_keys(later) - tables):
+    is_alike &= _is_left_at_same_places([*kept, *of_pieces], later, values, constants)
+    _erase_second_call(values.graph, set(first) - {returned})
+    if not is_alike:
+        recording.leftovers.of_hooks.check(changes)
         raise CarriedStateError(changes, model)
     for change in of_pieces:
         recording.leftovers.note_written(change)
@@ -181,6 +193,14 @@ def _record_again(recording: RecordedCall, inputs: FlatInputs, kept: set[tuple[i
         recording.regions.close()
         note_returned(recording.values, output)
         return recording.leftovers.changes(since)
+
+
+def _is_left_at_same_places(
+    changes: Sequence[StateChange], later: Sequence[StateChange], values: ValueNodes, constants: set[fx.Node]
+) -> bool:
+    """Return whether two calls leave tensors at the same places, but for tables, which the second need not make again."""
+    tables = _tensor_keys([change for change in changes if _is_constant(change, values, constants)])
+    return _tensor_keys(changes) - tables == _tensor_keys(later) - tables
 
 
 def _tensor_keys(changes: Sequence[StateChange]) -> set[tuple[int, Any, int]]:
