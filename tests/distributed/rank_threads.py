@@ -69,8 +69,8 @@ class ThreadCommunicator(Communicator):
             super().__init__(mesh)  # type: ignore[arg-type]
         self.mesh = mesh
 
-    def _open(self, *, is_new: bool) -> Any:
-        return backend(self.mesh.shared, self.mesh.index, self.mesh.size)
+    def _open(self, *, is_new: bool) -> tuple[Any, int]:
+        return backend(self.mesh.shared, self.mesh.index, self.mesh.size), 1
 
 
 def backend(store: Store, rank: int, size: int) -> Any:
