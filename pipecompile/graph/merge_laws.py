@@ -60,14 +60,14 @@ class RemainingLaws:
 
     def __init__(self, value: Any, symbol: sympy.Symbol) -> None:
         self.rules = candidates_for(value, symbol)
-        self._first: Any = None
+        self._before: Any = None
         self._varies = False
 
     def test(self, whole: Any, parts: Sequence[Any], sizes: Sequence[int]) -> None:
         """Keep the rules that give the value of the whole batch from those of its parts in one more trial."""
         self.rules = [rule for rule in self.rules if rule_holds(rule, whole, parts, sizes)]
-        self._varies = self._varies or (self._first is not None and not is_close(whole, self._first))
-        self._first = whole
+        self._varies = self._varies or (self._before is not None and not is_close(whole, self._before))
+        self._before = whole
 
     def proven(self, *, all_ran: bool) -> MergeRule | None:
         """Return the first rule that is left, None if there is none.

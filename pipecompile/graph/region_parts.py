@@ -9,6 +9,7 @@ region around, at its begin, or at its end if it is reentrant.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
@@ -32,17 +33,23 @@ def rewritten_state(graph: TracedGraph, deferred: Container[fx.Node]) -> list[st
 
 
 def tie_lone_writes(nodes: Iterable[fx.Node], ties: nx.Graph[str]) -> None:
-    """Tie each node in a region that writes the model and needs no other node, such as `num_batches_tracked.add_(1)`, to the next node of
-    the region: in a stage with no other node of the region, no recomputation would run the write again.
+    """Tie each node in a region that writes the model and needs no other node, such as `num_batches_tracked.add_(1)`, to the next other
+    node of the region, or the last one before it: in a stage with no other node of the region, no recomputation would run the write again.
     """
-    lone: dict[RecomputedRegion, fx.Node] = {}
+    regions = defaultdict[RecomputedRegion, list[fx.Node]](list)
     for node in nodes:
         if region := facts(node).region:
-            if region in lone:
-                written = lone.pop(region).name
-                ties.add_edge(written, node.name, why=f"{written} writes the model, and runs again with its region")
-            if facts(node).mutates and all(source.op == "get_attr" for source in node.all_input_nodes):
-                lone[region] = node
+            regions[region].append(node)
+    for inside in regions.values():
+        others = [node for node in inside if not _is_lone_write(node)]
+        for place, node in enumerate(inside):
+            if others and _is_lone_write(node):
+                near = next((one for one in inside[place:] if not _is_lone_write(one)), others[-1])
+                ties.add_edge(node.name, near.name, why=f"{node.name} writes the model, and runs again with its region")
+
+
+def _is_lone_write(node: fx.Node) -> bool:
+    return bool(facts(node).mutates) and all(source.op == "get_attr" for source in node.all_input_nodes)
 
 
 class RegionParts:

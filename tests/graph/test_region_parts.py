@@ -82,3 +82,22 @@ def test_a_write_that_needs_no_other_node_runs_again_with_its_region() -> None:
     compiled(model, x, n_stages=2).step(x)
     accumulate(eager, x, 1)
     assert model.norm.num_batches_tracked == eager.norm.num_batches_tracked == 2
+
+
+class CountedAtItsEnd(Counted):
+    """Writes twice at the end of the region, which reentrant autograd runs again as a whole."""
+
+    def part(self, h: torch.Tensor) -> torch.Tensor:
+        h = h.relu()
+        self.norm.running_mean.add_(1)
+        self.norm.num_batches_tracked.add_(1)
+        return h
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(checkpoint(self.part, self.b(self.a(x).relu()), use_reentrant=True))
+
+
+def test_writes_at_the_end_of_a_region_run_again_with_the_node_before_them() -> None:
+    ties = reasons_of_ties(pc.trace(CountedAtItsEnd(), torch.randn(6, 4)))
+    assert ties.has_edge("add", "relu_1")
+    assert ties.has_edge("add_1", "relu_1")

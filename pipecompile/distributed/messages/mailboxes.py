@@ -59,7 +59,7 @@ class Channel:
     """Both directions between this rank and `peer`, on a c10d backend, with the tags of its use `number`."""
 
     def __init__(self, backend: Any, peer: int, number: int, wait: Waiter) -> None:
-        self.backend, self.peer, self.number, self.wait = backend, peer, number, wait
+        self.backend, self.peer, self.wait = backend, peer, wait
         self._tags = {tag: tag_of(number, tag) for tag in Tag}
         self.received = 0
         """Number of messages received from the peer. The next head to the peer acknowledges them."""
