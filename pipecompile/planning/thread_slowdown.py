@@ -26,10 +26,12 @@ from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.costs import NodeCost
 from pipecompile.costs.node_run import map_tensors, tensors_in
 from pipecompile.errors import described
+from pipecompile.graph.colocation import compute_nodes
 from pipecompile.options import Options
 from pipecompile.runtime.dispatch import choose_dispatch
 from pipecompile.runtime.worker_threads import ThreadState
 from pipecompile.torch_private.modules import backward_hooks_removed
+from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.drawn_generators import drawn_generators
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
@@ -73,13 +75,11 @@ def thread_slowdown(
 
     After `budget` seconds no turn of the measurement begins.
 
-    Beside others a thread computes in the share of the step that is no bubble, M / (M + P - 1). Pieces with Python of the user's are
+    Beside others a thread computes in the share of the step that is no bubble, M / (M + P - 1). Pieces kept whole are
     not run in several threads here: then the factor is that of fewer intra-op threads alone.
     """
     devices, n_microbatches = options.devices, len(batch.sizes)
-    cell = sum(cost.forward for cost in costs.values()) / options.n_stages
-    dispatch = choose_dispatch(cell, devices) if options.dispatch == "auto" else options.dispatch
-    if dispatch != "threads" or len(devices) < 2 or any(device.type != "cpu" for device in devices):
+    if not _is_threaded(graph, costs, options):
         return 1.0
     sources = random_sources(drawn_generators(graph, graph.graph.nodes) + generators_among(inputs))
     with (
@@ -98,9 +98,26 @@ def thread_slowdown(
     return float(shared * (1 + (beside - 1) * busy))
 
 
+def _is_threaded(graph: GraphModule, costs: Mapping[str, NodeCost], options: Options) -> bool:
+    """Return whether steps will run in threads on CPUs. `dispatch="auto"` takes none where the order of draws or user code shows."""
+    devices = options.devices
+    if len(devices) < 2 or any(device.type != "cpu" for device in devices):
+        return False
+    if options.dispatch != "auto":
+        return options.dispatch == "threads"
+    if _has_opaque_pieces(graph) or any(facts(node).draws for node in compute_nodes(graph)):
+        return False
+    cell = sum(cost.forward for cost in costs.values()) / options.n_stages
+    return choose_dispatch(cell, devices) == "threads"
+
+
+def _has_opaque_pieces(graph: GraphModule) -> bool:
+    return any(isinstance(module, OpaqueModule) for module in graph.modules())
+
+
 def _others_of(graph: GraphModule, n_devices: int) -> int:
     """Return how many threads run the graph beside the one that is measured."""
-    if any(isinstance(module, OpaqueModule) for module in graph.modules()):
+    if _has_opaque_pieces(graph):
         return 0
     gradients = sum(parameter.nbytes for parameter in graph.parameters() if parameter.requires_grad)
     return min(n_devices - 1, MOST_BYTES // max(gradients, 1))

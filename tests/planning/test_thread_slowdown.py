@@ -49,6 +49,15 @@ def test_a_step_in_one_thread_is_not_measured(monkeypatch: pytest.MonkeyPatch) -
     assert factor(model(), **THREADS | {"dispatch": "inline"}) == 1.0
 
 
+@pytest.mark.parametrize(("net", "is_measured"), [(nn.Linear(4, 4), True), (model(), False)])
+def test_auto_runs_in_one_thread_where_draws_have_an_order(
+    net: nn.Module, is_measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "choose_dispatch", lambda *_: "threads")
+    monkeypatch.setattr(module, "_turns", lambda *_: [(2.0, 1.0)])
+    assert factor(net, **THREADS | {"dispatch": "auto"}) == (2.0 if is_measured else 1.0)
+
+
 def test_compile_predicts_with_the_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_turns", lambda *_: [(1000.0, 1.0)])
     options: dict[str, Any] = {"example_args": (X,), "cost": "profile", "batch_norm": "each", "n_microbatches": 4}
