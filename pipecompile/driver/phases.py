@@ -46,6 +46,7 @@ from pipecompile.graph.cross_sample import (
 )
 from pipecompile.graph.cut_transfer import transfer_cut
 from pipecompile.graph.region_parts import rewritten_state
+from pipecompile.graph.left_order import in_left_order
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
 from pipecompile.ir.plan import Plan
@@ -264,6 +265,8 @@ def _split(
     stage_of = planned.stage_of or transfer_cut(plan.stage_of, graph, plan.n_stages)
     stage_of = with_left_for_loss(graph, stage_of, plan, options, backend)
     plan_routes = routes(graph, stage_of, planned.samples)
+    if backend.holds_model:
+        plan_routes = in_left_order(graph, stage_of, plan_routes, plan.n_stages, planned.samples)
     return plan_routes, split(graph, plan_routes, stage_of, [options.devices[device] for device in plan.placement])
 
 

@@ -20,6 +20,7 @@ from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError, TraceError
 from pipecompile.graph.colocation import note_ties
 from pipecompile.graph.sequence_flow import SequenceFlow
+from pipecompile.graph.left_order import in_left_order
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.runtime.cells.sliced import SlicedAttention, SlicedPositions, SlicedRows, SliceState
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
@@ -50,9 +51,10 @@ def slice_stages(specialization: Specialization, batch: SlicedBatch, context: Co
     stage_of = {name: stage.index for stage in specialization.stages for name in stage.nodes}
     _drop_masks(graph, flow)
     whole_bytes = {route.value: route.nbytes for route in specialization.routes}
-    plan_routes = tuple(
-        replace(route, nbytes=whole_bytes.get(route.value, route.nbytes)) for route in routes(graph, stage_of)
-    )
+    crossing = routes(graph, stage_of)
+    if context.backend.holds_model:
+        crossing = in_left_order(graph, stage_of, crossing, plan.n_stages)
+    plan_routes = tuple(replace(route, nbytes=whole_bytes.get(route.value, route.nbytes)) for route in crossing)
     stages = split(graph, plan_routes, stage_of, specialization.stage_devices)
     states = tuple(_rewritten(stage, flow, batch.length) for stage in stages)
     mirrors, norms = place(graph, stages, plan, specialization.options, context)

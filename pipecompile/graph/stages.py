@@ -30,7 +30,7 @@ from pipecompile.tracing.emit.region_graphs import install_regions
 from pipecompile.tracing.node_facts import Role, ambient_of, facts, has_regions, note, value_of
 from pipecompile.tracing.traced_graph import TracedGraph, check_code_names
 
-__all__ = ["Stage", "extract", "routes", "split"]
+__all__ = ["Stage", "extract", "route_of", "routes", "split"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def routes(
             continue
         consumers = sorted(wanted[node] - {source}) + [HOST] * (node in outputs and source != HOST)
         if consumers:
-            route = _route(node, source, consumers, {graph.facts.symbol: samples} if samples else {})
+            route = route_of(node, source, consumers, {graph.facts.symbol: samples} if samples else {})
             found.append(replace(route, gradient=False) if node in constants else route)
     return tuple(found)
 
@@ -92,7 +92,8 @@ def _without_gradient(graph: TracedGraph) -> set[fx.Node]:
     return constants
 
 
-def _route(node: fx.Node, source: int, consumers: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Route:
+def route_of(node: fx.Node, source: int, consumers: Sequence[int], sizes: Mapping[sympy.Symbol, int]) -> Route:
+    """Return the route of a value, for these sizes in samples; those that are not in `sizes` are as they were recorded."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor):
         return Route(node.name, source, tuple(consumers), 0.0, gradient=False)

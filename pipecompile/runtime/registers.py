@@ -32,6 +32,7 @@ class Frame:
     host_buffers  register ──► memory of the host for what forwards saved, kept for the next run
     left          (stage, micro-batch) ──► the tensors that its forward has left on objects (cells/left_tensors.py)
     kept          (stage, micro-batch) ──► the attributes that its forward has left, for its backward (cells/backward_reads.py)
+    exchanged     (container, key) ──► the value that the backward which has replaced it will restore
     ended         micro-batch ──► how many of its backwards are over, where these attributes are kept
     objects       micro-batch ──► per recording the objects that its forward has made for hooks, and the stages whose backward is over
                   (cells/call_memos.py)
@@ -49,6 +50,7 @@ class Frame:
     host_buffers: dict[int, Any] = field(default_factory=dict)
     left: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     kept: dict[tuple[int, int], dict[Any, Any]] = field(default_factory=dict)
+    exchanged: dict[tuple[int, Any], Any] = field(default_factory=dict)
     ended: Counter[int] = field(default_factory=Counter)
     objects: dict[int, tuple[dict[Any, dict[int, Any]], list[int]]] = field(default_factory=dict)
     has_hooks: bool = False
@@ -64,6 +66,7 @@ class Frame:
             self.host_buffers,
             self.left,
             self.kept,
+            self.exchanged,
             self.objects,
             self.ended,
         ):

@@ -35,7 +35,7 @@ class BackwardReads:
     def __init__(self, stages: dict[int, _LeftKeys], hooked: Collection[int] = (), *, threaded: bool = False) -> None:
         self._stages, self._hooked, self._threaded = stages, hooked, threaded
         self._ends = Counter[int]()  # per micro-batch, the number of wrapped backwards
-        self._counting = Lock()
+        self._lock = Lock()  # of `Frame.kept`, `Frame.exchanged` and `Frame.ended`, which all threads of a run change
 
     @property
     def hooked(self) -> Collection[int] | None:
@@ -64,7 +64,8 @@ class BackwardReads:
             before = keys.contents()
             run(frame)
             keys.note(before)
-            frame.kept[key] = keys.values()
+            with self._lock:
+                frame.kept[key] = keys.values()
 
         return noting
 
@@ -76,19 +77,33 @@ class BackwardReads:
 
         def reading(frame: Frame) -> None:
             if is_seen or frame.has_hooks:
-                _run_with(run, frame, keys)
+                self._run_with(run, frame, keys)
             else:
                 run(frame)
-            for key in keys if is_end and self._is_last(frame, microbatch) else ():
-                _forget(frame, key)
+            if is_end:
+                self._end(frame, keys, microbatch)
 
         return reading
 
-    def _is_last(self, frame: Frame, microbatch: int) -> bool:
-        """Count a finished backward. Return whether it was the last of its micro-batch, which any stage can have."""
-        with self._counting:
+    def _run_with(self, run: Run, frame: Frame, keys: Sequence[tuple[int, int]]) -> None:
+        """Run a backward that sees the values that the forwards of these stages and micro-batches have set."""
+        with self._lock:
+            replaced = [one for key in keys for one in _replace(frame, key)]
+        try:
+            run(frame)
+        finally:
+            with self._lock:
+                for container, name, own, now in replaced:
+                    del frame.exchanged[id(container), name]
+                    if value_at(container, name) is own:
+                        put_value(container, name, now)
+
+    def _end(self, frame: Frame, keys: Sequence[tuple[int, int]], microbatch: int) -> None:
+        """Count a finished backward. After the last of its micro-batch, which any stage can have, forget the values."""
+        with self._lock:
             frame.ended[microbatch] += 1
-            return frame.ended[microbatch] == self._ends[microbatch]
+            for key in keys if frame.ended[microbatch] == self._ends[microbatch] else ():
+                _forget(frame, key)
 
 
 def _hooked_stages(cells: Sequence[Cell | VariantCell]) -> frozenset[int]:
@@ -125,33 +140,30 @@ class _LeftKeys:
 
 
 def _forget(frame: Frame, key: tuple[int, int]) -> None:
-    """Drop the values of a forward, except those in place now: `_replace` recognises them while earlier micro-batches have a backward left."""
+    """Drop the values of a forward, except those in place now, or again after the backward of another thread: `_replace` recognises
+    them while earlier micro-batches have a backward left.
+    """
     left = frame.kept.pop(key, {})
-    present = {place: (held, own) for place, (held, own) in left.items() if value_at(held, place[1]) is own}
-    if present:
-        frame.kept[key] = present
+    stays = {place: (held, own) for place, (held, own) in left.items() if _settled(frame, place, held) is own}
+    if stays:
+        frame.kept[key] = stays
 
 
-def _run_with(run: Run, frame: Frame, keys: Sequence[tuple[int, int]]) -> None:
-    """Run a backward that sees the values that the forwards of these stages and micro-batches have set."""
-    replaced = [one for key in keys for one in _replace(frame, key)]
-    try:
-        run(frame)
-    finally:
-        for container, name, own, now in replaced:
-            if value_at(container, name) is own:
-                put_value(container, name, now)
+def _settled(frame: Frame, place: tuple[int, Any], held: dict[Any, Any]) -> Any:
+    """Return the value of a place once no backward exchanges values."""
+    return frame.exchanged[place] if place in frame.exchanged else value_at(held, place[1])
 
 
 def _replace(frame: Frame, key: tuple[int, int]) -> list[tuple[dict[Any, Any], Any, Any, Any]]:
     """Put the values of the forward of a stage and micro-batch where later forwards have replaced them. Return tuples (container, key,
     the new value, the value that it replaces).
     """
-    later = [kept for (stage, _), kept in list(frame.kept.items()) if stage == key[0]]
+    later = [kept for (stage, _), kept in frame.kept.items() if stage == key[0]]
     replaced = []
     for place, (held, own) in frame.kept.get(key, {}).items():
         now = value_at(held, place[1])
         if now is not own and any(place in kept and kept[place][1] is now for kept in later):
             put_value(held, place[1], own)
+            frame.exchanged[place] = now
             replaced.append((held, place[1], own, now))
     return replaced

@@ -24,7 +24,7 @@ from pipecompile.tracing.emit.call_objects import remade
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.drawn_generators import drawn_generators
-from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.opaque.opaque_module import OpaqueModule, runs_python
 from pipecompile.tracing.reachable_code import is_foreign
 from pipecompile.tracing.state.change_log import StateHolders
 from pipecompile.tracing.state.effect_places import EffectPlace
@@ -129,7 +129,7 @@ class SideEffects:
             _sources(stage.module, nodes),
             next((node.target.state for node in nodes if hasattr(node.target, "state")), NOTHING_LIFTED),
             tuple(node.target.place for node in nodes if hasattr(node.target, "place")),
-            bool(called := [one for one in _called_modules(stage.module, nodes) if _runs_python(one)]),
+            bool(called := [one for one in _called_modules(stage.module, nodes) if runs_python(one)]),
             tuple(one.owner[0] if isinstance(one, OpaqueModule) else one for one in called),
             tuple(one for one in buffers if one.layout is torch.strided and counts[storage_key(one)] > 1),
             retains=any(node.op == "call_method" and node.target == "retain_grad" for node in nodes),
@@ -188,7 +188,7 @@ def _attribute(module: fx.GraphModule, node: fx.Node) -> Any:
 
 def _sources(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> tuple[RandomSource, ...]:
     """Return the sources that a stage may draw from beside the generator of its device."""
-    called = [one for one in _called_modules(module, nodes) if _runs_python(one)]
+    called = [one for one in _called_modules(module, nodes) if runs_python(one)]
     hooks = [hook for one in called for table in forward_hooks_of(one) for hook in table.values()]
     generators = [*drawn_generators(module, nodes), *(found for hook in hooks for found in generators_near(hook))]
     return tuple((random_sources if called else generator_sources)(generators))
@@ -203,17 +203,13 @@ def _called_modules(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> list[nn
     return [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
 
 
-def _runs_python(called: nn.Module) -> bool:
-    return (isinstance(called, OpaqueModule) and called.is_users) or any(forward_hooks_of(called))
-
-
 def _hooks_backward(module: fx.GraphModule, node: fx.Node) -> bool:
     """Return whether the backward of a node may run user code."""
     if facts(node).region is not None:
         return True
     if node.op == "call_module":
         called = module.get_submodule(str(node.target))
-        return _runs_python(called) or any(backward_hooks_of(called))
+        return runs_python(called) or any(backward_hooks_of(called))
     if node.op == "call_method":
         return "hook" in str(node.target)
     is_users = isinstance(node.target, FunctionType) and not is_foreign(node.target)

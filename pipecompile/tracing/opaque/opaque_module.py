@@ -20,14 +20,14 @@ from pipecompile.errors import TraceError
 from pipecompile.text.shown_value import shown, type_text
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import detect_fake_mode
-from pipecompile.torch_private.modules import buffers_of, parameters_of
+from pipecompile.torch_private.modules import buffers_of, forward_hooks_of, parameters_of
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.opaque.left_attributes import NOTHING_LEFT, LeftAttributes
 from pipecompile.tracing.opaque.unread_parts import UnreadPart, leaves_in
 from pipecompile.tracing.opaque.watched_state import WatchedState
 from pipecompile.tracing.state.change_log import writes_noted
 
-__all__ = ["ExpectedLeaf", "ExpectedResult", "OpaqueModule"]
+__all__ = ["ExpectedLeaf", "ExpectedResult", "OpaqueModule", "runs_python"]
 
 SymbolicSize: TypeAlias = Any
 """A number, or a sympy expression in the batch size and in sizes that the data decide."""
@@ -236,3 +236,8 @@ class _FakeOutput(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_gradients: Any) -> Any:
         return (None,) * (4 + ctx.count)
+
+
+def runs_python(called: nn.Module) -> bool:
+    """Return whether a layer or piece that a graph calls runs Python of the user: a piece kept whole, or hooks of the forward."""
+    return (isinstance(called, OpaqueModule) and called.is_users) or any(forward_hooks_of(called))
