@@ -45,8 +45,8 @@ from pipecompile.graph.cross_sample import (
     scripted_norms,
 )
 from pipecompile.graph.cut_transfer import transfer_cut
-from pipecompile.graph.region_parts import rewritten_state
 from pipecompile.graph.left_order import in_left_order
+from pipecompile.graph.region_parts import rewritten_state
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.ir import Route
 from pipecompile.ir.plan import Plan

@@ -19,8 +19,8 @@ from pipecompile.driver.phases import place
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError, TraceError
 from pipecompile.graph.colocation import note_ties
-from pipecompile.graph.sequence_flow import SequenceFlow
 from pipecompile.graph.left_order import in_left_order
+from pipecompile.graph.sequence_flow import SequenceFlow
 from pipecompile.graph.stages import Stage, routes, split
 from pipecompile.runtime.cells.sliced import SlicedAttention, SlicedPositions, SlicedRows, SliceState
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED

@@ -23,6 +23,7 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
 from pipecompile.graph.left_branches import anchored_branches
+from pipecompile.graph.left_reads import tie_left_reads
 from pipecompile.graph.region_parts import tie_lone_writes
 from pipecompile.graph.tensor_settings import changed_tensors, tie_flags
 from pipecompile.tracing.emit.call_objects import remade
@@ -94,6 +95,7 @@ def _tied(graph: fx.GraphModule, *, copies: bool) -> tuple[nx.Graph[str], list[t
     _tie_left_values(graph, nodes, ties)
     tie_flags(graph, nodes, ties)
     tie_lone_writes(nodes, ties)
+    tie_left_reads(graph, nodes, ties)
     copied: list[tuple[str, str]] = []
     writes = _tie_writes(graph, nodes, ties, copied if copies else None)
     return ties, [*writes, *_tie_draws(nodes, ties)], copied

@@ -15,9 +15,8 @@ import networkx as nx
 import torch
 from torch import fx, nn
 
-from pipecompile.torch_private.modules import forward_hooks_of
 from pipecompile.tracing.node_facts import facts, value_of
-from pipecompile.tracing.opaque.opaque_module import OpaqueModule
+from pipecompile.tracing.opaque.opaque_module import runs_python
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["anchored_branches"]
@@ -78,6 +77,5 @@ def _may_leave_gradients(graph: fx.GraphModule, node: fx.Node, live: set[fx.Node
     if node.op != "call_module":
         return hasattr(node.target, "place") and not live.isdisjoint(node.all_input_nodes)
     called: nn.Module = graph.get_submodule(str(node.target))
-    runs_python = (isinstance(called, OpaqueModule) and called.is_users) or any(forward_hooks_of(called))
     is_trained = any(weight.requires_grad for weight in called.parameters())
-    return runs_python and (is_trained or not live.isdisjoint(node.all_input_nodes))
+    return runs_python(called) and (is_trained or not live.isdisjoint(node.all_input_nodes))

@@ -32,7 +32,7 @@ class Frame:
     host_buffers  register ──► memory of the host for what forwards saved, kept for the next run
     left          (stage, micro-batch) ──► the tensors that its forward has left on objects (cells/left_tensors.py)
     kept          (stage, micro-batch) ──► the attributes that its forward has left, for its backward (cells/backward_reads.py)
-    exchanged     (container, key) ──► the value that the backward which has replaced it will restore
+    exchanged     (id of a container, key) ──► the value that a backward has replaced, and restores at its end
     ended         micro-batch ──► how many of its backwards are over, where these attributes are kept
     objects       micro-batch ──► per recording the objects that its forward has made for hooks, and the stages whose backward is over
                   (cells/call_memos.py)

@@ -5,10 +5,19 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from dis import opmap
+from dis import Instruction, get_instructions, opmap
+from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 
-__all__ = ["attribute_names", "bound_attributes", "bound_globals", "imported_modules", "loaded_globals", "names_in"]
+__all__ = [
+    "attribute_names",
+    "bound_attributes",
+    "bound_globals",
+    "imported_modules",
+    "left_names",
+    "loaded_globals",
+    "names_in",
+]
 
 _LOAD_GLOBAL, _LOAD_NAME, _IMPORT_NAME = opmap["LOAD_GLOBAL"], opmap["LOAD_NAME"], opmap["IMPORT_NAME"]
 _EXTENDED = opmap["EXTENDED_ARG"]
@@ -69,6 +78,46 @@ def _bound(code: CodeType, binding: frozenset[int]) -> frozenset[str]:
         found = (code.co_names[argument] for operation, argument in _operations(code) if operation in binding)
         _known_bound[id(code), binding] = code, frozenset(found if binds else ()).union(*inner)
     return _known_bound[id(code), binding][1]
+
+
+@lru_cache(maxsize=4096)
+def left_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of attributes and items that code reads, and those that it sets or whose lists it changes, also in the functions
+    inside it.
+
+    `self.n += 1` sets n only, and `self.seen.append(h)` changes seen only: what they leave does not depend on who else does so. A text may
+    be a name, as in getattr(self, "n").
+    """
+    read, bound = set[str](), set[str]()
+    for before, one, after in _triples(code):
+        is_name = one.opname == "LOAD_CONST" and isinstance(one.argval, str) and one.argval.isidentifier()
+        is_attribute = one.opname in _LOADS_ATTRIBUTE
+        if one.opname in ("STORE_ATTR", "DELETE_ATTR") or (is_name and after.opname in _ITEM_SET):
+            bound.add(one.argval)
+        elif is_attribute and after.opname in _LOADS_ATTRIBUTE and after.argval in _CHANGES:
+            bound.add(one.argval)
+            read |= {one.argval} if after.argval.startswith("pop") else set()
+        elif (is_attribute and before.opname != "COPY") or is_name:
+            read.add(one.argval)
+    bound |= {*_texts(code)} if {"setattr", "delattr", "__setattr__"} & {*code.co_names} else set()
+    inner = [left_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset(read).union(*(r for r, _ in inner)), frozenset(bound).union(*(b for _, b in inner))
+
+
+_LOADS_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
+_ITEM_SET = {"STORE_SUBSCR", "DELETE_SUBSCR", "COPY"}
+"""Operations behind a key if its item is set; COPY in `d["n"] += 1`."""
+
+_CHANGES = frozenset(
+    "append appendleft extend insert add update setdefault clear remove discard pop popleft popitem".split()
+)
+"""Methods of containers that change them."""
+
+
+def _triples(code: CodeType) -> Iterator[tuple[Instruction, Instruction, Instruction]]:
+    """Yield each instruction with the ones before and behind it; at the ends with itself."""
+    found = [one for one in get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG", "NOP")]
+    return zip([*found[:1], *found], found, [*found[1:], *found[-1:]], strict=False)
 
 
 def imported_modules(function: FunctionType) -> list[ModuleType]:

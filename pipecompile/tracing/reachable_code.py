@@ -26,6 +26,7 @@ __all__ = [
     "closure_tensors",
     "has_content",
     "is_foreign",
+    "plain_functions_in",
     "reachable",
     "searches_kept",
 ]
@@ -223,12 +224,31 @@ def _within(value: Any) -> Iterable[Any]:
         return (value.fget, value.fset)
     if isinstance(value, (functools.partial, functools.cached_property)):
         return (value.func,)
-    return (value.__wrapped__,) if isinstance(value, functools._lru_cache_wrapper) else ()
+    if isinstance(value, functools._lru_cache_wrapper):
+        return (value.__wrapped__,)
+    is_object = callable(value) and not isinstance(value, nn.Module)
+    return (type(value),) if is_object and not is_foreign(type(value)) else ()
 
 
 def _enclosed(function: FunctionType) -> list[Any]:
     """Return what a function closes over."""
     return [cell.cell_contents for cell in function.__closure__ or () if has_content(cell)]
+
+
+def plain_functions_in(value: Any) -> Iterator[FunctionType]:
+    """Yield the function of the user that a callable runs first, and the functions that it closes over."""
+    pending, seen = [value], set[int]()
+    while pending:
+        one = pending.pop()
+        if id(one) in seen or isinstance(one, (type, nn.Module)):
+            continue
+        seen.add(id(one))
+        if type(one) is FunctionType:
+            yield from () if is_foreign(one) else (one,)
+            pending += [held for held in _enclosed(one) if callable(held)]
+        else:
+            inside = _within(one)
+            pending += [one.__call__ if type(one) in inside else part for part in inside]
 
 
 def closure_tensors(function: Any) -> Iterator[torch.Tensor]:

@@ -24,6 +24,10 @@ from pipecompile.tracing.state.effect_places import put_value, value_at
 __all__ = ["BackwardReads"]
 
 
+_Kept = dict[tuple[int, Any], tuple[dict[Any, Any], Any]]
+"""By (id of a container, key), the container and the value that a forward has left there."""
+
+
 class BackwardReads:
     """Keeps the values that the forwards of a program set in attributes and dicts until their backwards.
 
@@ -88,15 +92,15 @@ class BackwardReads:
     def _run_with(self, run: Run, frame: Frame, keys: Sequence[tuple[int, int]]) -> None:
         """Run a backward that sees the values that the forwards of these stages and micro-batches have set."""
         with self._lock:
-            replaced = [one for key in keys for one in _replace(frame, key)]
+            replaced = {place: one for key in keys for place, one in _replace(frame, key).items()}
         try:
             run(frame)
         finally:
             with self._lock:
-                for container, name, own, now in replaced:
-                    del frame.exchanged[id(container), name]
-                    if value_at(container, name) is own:
-                        put_value(container, name, now)
+                for place, (held, own) in replaced.items():
+                    now = frame.exchanged.pop(place)
+                    if value_at(held, place[1]) is own:
+                        put_value(held, place[1], now)
 
     def _end(self, frame: Frame, keys: Sequence[tuple[int, int]], microbatch: int) -> None:
         """Count a finished backward. After the last of its micro-batch, which any stage can have, forget the values."""
@@ -134,7 +138,7 @@ class _LeftKeys:
                 if name not in old or old[name] is not value:
                     self._known[id(held), name] = held
 
-    def values(self) -> dict[tuple[int, Any], tuple[dict[Any, Any], Any]]:
+    def values(self) -> _Kept:
         """Return, by container and key, the container and its present value."""
         return {key: (held, value_at(held, key[1])) for key, held in self._known.items()}
 
@@ -154,16 +158,13 @@ def _settled(frame: Frame, place: tuple[int, Any], held: dict[Any, Any]) -> Any:
     return frame.exchanged[place] if place in frame.exchanged else value_at(held, place[1])
 
 
-def _replace(frame: Frame, key: tuple[int, int]) -> list[tuple[dict[Any, Any], Any, Any, Any]]:
-    """Put the values of the forward of a stage and micro-batch where later forwards have replaced them. Return tuples (container, key,
-    the new value, the value that it replaces).
-    """
+def _replace(frame: Frame, key: tuple[int, int]) -> _Kept:
+    """Put the values of the forward of a stage and micro-batch where later forwards have replaced them. Return those."""
     later = [kept for (stage, _), kept in frame.kept.items() if stage == key[0]]
-    replaced = []
+    replaced: _Kept = {}
     for place, (held, own) in frame.kept.get(key, {}).items():
         now = value_at(held, place[1])
         if now is not own and any(place in kept and kept[place][1] is now for kept in later):
             put_value(held, place[1], own)
-            frame.exchanged[place] = now
-            replaced.append((held, place[1], own, now))
+            frame.exchanged[place], replaced[place] = now, (held, own)
     return replaced

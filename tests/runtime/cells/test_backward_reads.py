@@ -241,6 +241,20 @@ def test_a_backward_finds_its_own_value_after_a_later_micro_batch_is_done():
     assert seen == ["b", "a"]
 
 
+def test_a_value_that_another_thread_replaces_for_its_backward_is_remembered():
+    dicts = {"scale": ""}
+    reads, frame, seen = BackwardReads({0: _Keys([dicts])}, {0}, threaded=True), Frame([], []), []  # type: ignore[dict-item]
+    for microbatch, value in enumerate("abc"):
+        forward = Action(kind=Kind.FORWARD, stage=0, microbatch=microbatch)
+        reads.around(lambda _frame, value=value: dicts.update(scale=value), forward)(frame)
+    of_last = reads.around(lambda _frame: None, Action(kind=Kind.BACKWARD, stage=1, microbatch=2))
+    backwards = [Action(kind=Kind.BACKWARD, stage=0, microbatch=microbatch) for microbatch in range(2)]
+    # While 0B0 has exchanged the value, the backward of micro-batch 2 ends in another thread: "c" comes back, and is no user's value.
+    reads.around(lambda frame: (seen.append(dicts["scale"]), of_last(frame)), backwards[0])(frame)
+    reads.around(lambda _frame: seen.append(dicts["scale"]), backwards[1])(frame)
+    assert (seen, dicts["scale"]) == (["a", "b"], "c")
+
+
 class _Keys:
     """Dicts of a stage, all of whose keys its forward replaces."""
 
