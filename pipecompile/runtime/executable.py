@@ -26,6 +26,7 @@ from pipecompile.runtime.forward_order import ForwardOrders
 from pipecompile.runtime.held_hooks import HeldHooks
 from pipecompile.runtime.hooked_updates import Before, HookedUpdates, read_state
 from pipecompile.runtime.interpreter import Code, bind
+from pipecompile.runtime.list_order import ListOrders
 from pipecompile.runtime.partitions import CardPartition, PartitionStreams
 from pipecompile.runtime.present_hooks import PresentHooks
 from pipecompile.runtime.random_draws import Draws, ForwardDraws
@@ -77,6 +78,7 @@ class Executable:
         self._held = {threaded: HeldHooks(self.program, self.cells) for threaded in (False, True)}
         self._warnings: dict[tuple[bool, Draws], str] = {}
         self.orders, self._in_threads = ForwardOrders(self.program, self.cells), StagesInThreads(self.cells)
+        self._list_orders = ListOrders(self.program, self.cells)
 
     @property
     def _graphs(self) -> list[fx.GraphModule]:
@@ -184,6 +186,7 @@ class Executable:
         what forwards write comes out in another order than in the plain loop.
         """
         self.orders.warn_of_stages(self._updated_buffers, lambda: self.inline.order, threaded=threaded)
+        self._list_orders.warn(lambda: self.inline.order, threaded=threaded)
         self.mirrors.refresh()
         if self.norms.norms:
             self.norms.begin()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dis import Instruction, get_instructions, opmap
 from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
+from typing import NamedTuple
 
 __all__ = [
     "attribute_names",
@@ -80,31 +81,41 @@ def _bound(code: CodeType, binding: frozenset[int]) -> frozenset[str]:
     return _known_bound[id(code), binding][1]
 
 
-@lru_cache(maxsize=4096)
-def left_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of attributes and items that code reads, and those that it sets or whose lists it changes, also in the functions
-    inside it.
-
-    `self.n += 1` sets n only, and `self.seen.append(h)` changes seen only: what they leave does not depend on who else does so. A text may
-    be a name, as in getattr(self, "n").
+class LeftNames(NamedTuple):
+    """Names in code: of attributes, items and variables that it reads; of attributes and items that it sets; of containers that it changes
+    by a method.
     """
-    read, bound = set[str](), set[str]()
+
+    read: frozenset[str]
+    bound: frozenset[str]
+    changed: frozenset[str]
+
+
+@lru_cache(maxsize=4096)
+def left_names(code: CodeType) -> LeftNames:
+    """Return the names that code reads, sets and changes, also in the functions inside it.
+
+    `self.n += 1` does not count as a read of n, nor `self.seen.append(h)` as one of seen: what they leave does not depend on who else does
+    so. A text may be a name, as in getattr(self, "n").
+    """
+    read, bound, changed = set[str](), set[str](), set[str]()
     for before, one, after in _triples(code):
         is_name = one.opname == "LOAD_CONST" and isinstance(one.argval, str) and one.argval.isidentifier()
-        is_attribute = one.opname in _LOADS_ATTRIBUTE
         if one.opname in ("STORE_ATTR", "DELETE_ATTR") or (is_name and after.opname in _ITEM_SET):
             bound.add(one.argval)
-        elif is_attribute and after.opname in _LOADS_ATTRIBUTE and after.argval in _CHANGES:
-            bound.add(one.argval)
+        elif one.opname in _LOADS and after.opname in _LOADS_ATTRIBUTE and after.argval in _CHANGES:
+            changed.add(one.argval)
             read |= {one.argval} if after.argval.startswith("pop") else set()
-        elif (is_attribute and before.opname != "COPY") or is_name:
+        elif (one.opname in _LOADS and before.opname != "COPY") or is_name:
             read.add(one.argval)
     bound |= {*_texts(code)} if {"setattr", "delattr", "__setattr__"} & {*code.co_names} else set()
     inner = [left_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return frozenset(read).union(*(r for r, _ in inner)), frozenset(bound).union(*(b for _, b in inner))
+    own = LeftNames(frozenset(read), frozenset(bound), frozenset(changed))
+    return LeftNames(*(frozenset[str]().union(*parts) for parts in zip(own, *inner, strict=True)))
 
 
 _LOADS_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
+_LOADS = {*_LOADS_ATTRIBUTE, "LOAD_DEREF", "LOAD_GLOBAL"}
 _ITEM_SET = {"STORE_SUBSCR", "DELETE_SUBSCR", "COPY"}
 """Operations behind a key if its item is set; COPY in `d["n"] += 1`."""
 
