@@ -30,14 +30,15 @@ class ListOrders:
     """
 
     def __init__(self, program: Program, cells: Sequence[Cell | VariantCell]) -> None:
-        self._program, self._cells, self._seen = program, cells, set[tuple[bool, int]]()
+        self._program, self._cells, self._seen = program, cells, dict[bool, int]()
+        self._variants = [cell for cell in cells if isinstance(cell, VariantCell)]
 
     def warn(self, inline: Callable[[], Sequence[Place]], *, threaded: bool) -> None:
         """Warn of a list, for a thread per device or for one thread, whose order `inline` returns. Recordings that were added are looked at."""
-        key = threaded, sum(len(cell.all_effects) for cell in self._cells)
-        if key in self._seen:
+        count = sum(len(cell.all_effects) for cell in self._variants)
+        if self._seen.get(threaded) == count:
             return
-        self._seen.add(key)
+        self._seen[threaded] = count
         shared = self._shared() if sum(map(_runs_python, self._cells)) > 1 else {}
         found = next(((name, s) for name, s in shared.items() if not self._is_ordered(s, inline, threaded)), None)
         if found is not None:
