@@ -8,7 +8,7 @@ h * self.scale                  read      scale
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import nn
 
-from pipecompile.torch_private.modules import children_of, forward_hooks_of
+from pipecompile.torch_private.modules import forward_hooks_of
+from pipecompile.tracing.called_functions import CalledFunctions
 from pipecompile.tracing.loaded_names import left_names
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule, runs_python
-from pipecompile.tracing.reachable_code import plain_functions_in, reachable
-from pipecompile.tracing.state.function_state import functions_near, places_near, roots_near
+from pipecompile.tracing.reachable_code import has_content
 
 __all__ = ["PythonUse", "python_use"]
 
@@ -77,31 +77,19 @@ def python_use(called: nn.Module) -> PythonUse | None:
     """Return the Python of the user that a call of this module runs; None if it runs none."""
     if not runs_python(called):
         return None
-    if isinstance(called, OpaqueModule):
-        owner = called.owner[0]
-        functions = _functions_from(_begins(called), reachable(owner).functions, owner)
-        return PythonUse(called, functions, lambda: _containers(owner), owner)
-    hooks = _hooks(called)
-    known = [one for hook in hooks for one in functions_near(hook)]
-    return PythonUse(called, _functions_from(hooks, known), lambda: _containers(*hooks))
+    owner = called.owner[0] if isinstance(called, OpaqueModule) else None
+    calls = CalledFunctions(_begins(called) if isinstance(called, OpaqueModule) else _hooks(called), owner)
+    return PythonUse(called, calls.functions, calls.containers, owner)
 
 
 def _hooks(module: nn.Module) -> list[Any]:
     return [hook for table in forward_hooks_of(module) for hook in table.values()]
 
 
-def _containers(*holders: Any) -> list[Any]:
-    return [place.container for holder in holders for place in places_near(holder, roots_near(holder))]
-
-
 def _variables(function: FunctionType, name: str) -> Iterator[Any]:
     """Yield what a function closes over or finds in its globals under a name."""
-    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        if variable == name:
-            try:
-                yield cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    yield from (cell.cell_contents for variable, cell in cells if variable == name and has_content(cell))
     yield function.__globals__.get(name)
 
 
@@ -112,24 +100,3 @@ def _begins(called: OpaqueModule) -> list[Any]:
         return [one for module in owner.modules() for one in (module.forward, *_hooks(module))]
     function = called.function or getattr(owner, piece.method)
     return [getattr(function, "function", function)]  # of a block
-
-
-def _functions_from(
-    begins: Sequence[Any], known: Sequence[FunctionType], owner: nn.Module | None = None
-) -> tuple[FunctionType, ...]:
-    """Return these functions, and those of `known` that they name or close over, transitively; of a child of `owner` that they name, the
-    forwards inside.
-    """
-    by_name: dict[str, list[Any]] = {}
-    for one in known:
-        by_name.setdefault(one.__name__, []).append(one)
-    for name, child in children_of(owner).items() if owner is not None else ():
-        by_name.setdefault(name, []).extend(one.forward for one in (child.modules() if child is not None else ()))
-    found: dict[FunctionType, None] = {}
-    pending = list(begins)
-    while pending:
-        for function in plain_functions_in(pending.pop()):
-            if function not in found:
-                found[function] = None
-                pending += [one for name in function.__code__.co_names for one in by_name.get(name, ())]
-    return tuple(found)

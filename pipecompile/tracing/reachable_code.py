@@ -26,7 +26,6 @@ __all__ = [
     "closure_tensors",
     "has_content",
     "is_foreign",
-    "plain_functions_in",
     "reachable",
     "searches_kept",
 ]
@@ -233,22 +232,6 @@ def _within(value: Any) -> Iterable[Any]:
 def _enclosed(function: FunctionType) -> list[Any]:
     """Return what a function closes over."""
     return [cell.cell_contents for cell in function.__closure__ or () if has_content(cell)]
-
-
-def plain_functions_in(value: Any) -> Iterator[FunctionType]:
-    """Yield the function of the user that a callable runs first, and the functions that it closes over."""
-    pending, seen = [value], set[int]()
-    while pending:
-        one = pending.pop()
-        if id(one) in seen or isinstance(one, (type, nn.Module)):
-            continue
-        seen.add(id(one))
-        if type(one) is FunctionType:
-            yield from () if is_foreign(one) else (one,)
-            pending += [held for held in _enclosed(one) if callable(held)]
-        else:
-            inside = _within(one)
-            pending += [one.__call__ if type(one) in inside else part for part in inside]
 
 
 def closure_tensors(function: Any) -> Iterator[torch.Tensor]:
