@@ -45,9 +45,9 @@ from pipecompile.graph.cross_sample import (
     scripted_norms,
 )
 from pipecompile.graph.cut_transfer import transfer_cut
-from pipecompile.graph.left_order import in_left_order
+from pipecompile.graph.left_order import ordered_routes
 from pipecompile.graph.region_parts import rewritten_state
-from pipecompile.graph.stages import Stage, routes, split
+from pipecompile.graph.stages import Stage, split
 from pipecompile.ir import Route
 from pipecompile.ir.plan import Plan
 from pipecompile.options import Options
@@ -263,10 +263,8 @@ def _split(
     if is_given:
         check_plan_memory(plan, options, len(request.batch.sizes), request.samples)
     stage_of = planned.stage_of or transfer_cut(plan.stage_of, graph, plan.n_stages)
-    stage_of = with_left_for_loss(graph, stage_of, plan, options, backend)
-    plan_routes = routes(graph, stage_of, planned.samples)
-    if backend.holds_model:
-        plan_routes = in_left_order(graph, stage_of, plan_routes, plan.n_stages, planned.samples)
+    stage_of, is_local = with_left_for_loss(graph, stage_of, plan, options, backend), backend.holds_model
+    plan_routes = ordered_routes(graph, stage_of, plan.n_stages, planned.samples, in_one_process=is_local)
     return plan_routes, split(graph, plan_routes, stage_of, [options.devices[device] for device in plan.placement])
 
 

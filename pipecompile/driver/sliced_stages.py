@@ -19,9 +19,9 @@ from pipecompile.driver.phases import place
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import PlanError, TraceError
 from pipecompile.graph.colocation import note_ties
-from pipecompile.graph.left_order import in_left_order
+from pipecompile.graph.left_order import ordered_routes
 from pipecompile.graph.sequence_flow import SequenceFlow
-from pipecompile.graph.stages import Stage, routes, split
+from pipecompile.graph.stages import Stage, split
 from pipecompile.runtime.cells.sliced import SlicedAttention, SlicedPositions, SlicedRows, SliceState
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED
 from pipecompile.tracing.node_facts import has_regions
@@ -51,9 +51,7 @@ def slice_stages(specialization: Specialization, batch: SlicedBatch, context: Co
     stage_of = {name: stage.index for stage in specialization.stages for name in stage.nodes}
     _drop_masks(graph, flow)
     whole_bytes = {route.value: route.nbytes for route in specialization.routes}
-    crossing = routes(graph, stage_of)
-    if context.backend.holds_model:
-        crossing = in_left_order(graph, stage_of, crossing, plan.n_stages)
+    crossing = ordered_routes(graph, stage_of, plan.n_stages, in_one_process=context.backend.holds_model)
     plan_routes = tuple(replace(route, nbytes=whole_bytes.get(route.value, route.nbytes)) for route in crossing)
     stages = split(graph, plan_routes, stage_of, specialization.stage_devices)
     states = tuple(_rewritten(stage, flow, batch.length) for stage in stages)

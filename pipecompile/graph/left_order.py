@@ -6,7 +6,7 @@ stage 1   self.scale = largest(x)                   largest ─► 3  without th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import networkx as nx
@@ -15,29 +15,31 @@ from torch import fx
 
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.left_for_loss import is_for_loss
-from pipecompile.graph.stages import route_of
+from pipecompile.graph.stages import route_of, routes
 from pipecompile.ir import HOST, Route
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.opaque.opaque_module import runs_python
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["in_left_order"]
+__all__ = ["ordered_routes"]
 
 
-def in_left_order(
-    graph: TracedGraph, stage_of: Mapping[str, int], routes: Sequence[Route], n_stages: int, samples: int | None = None
+def ordered_routes(
+    graph: TracedGraph, stage_of: Mapping[str, int], n_stages: int, samples: int | None = None, *, in_one_process: bool
 ) -> tuple[Route, ...]:
-    """Return the routes, and one to the last stage from each stage that leaves values and from which no other route leads there.
+    """Return the routes between stages, and one to the last stage from each stage that leaves values and from which no other route leads
+    there. All backwards of a micro-batch begin behind the forward of the last stage, which gets what the model returns.
 
-    All backwards of a micro-batch begin behind the forward of the last stage, which gets what the model returns.
+    On ranks there are no such routes: what a stage leaves is on its own rank. The arguments are those of `routes`.
     """
-    last, leaving = n_stages - 1, _leaving(graph, stage_of)
-    ends = nx.DiGraph((one.source, last if end == HOST else end) for one in routes for end in one.consumers)
+    found = routes(graph, stage_of, samples)
+    last, leaving = n_stages - 1, _leaving(graph, stage_of) if in_one_process else {}
+    ends = nx.DiGraph((one.source, last if end == HOST else end) for one in found for end in one.consumers)
     ends.add_nodes_from(range(n_stages))
     behind = {last, *nx.ancestors(ends, last)}
     sizes = {graph.facts.symbol: samples} if samples else {}
     added = (route_of(node, stage, (last,), sizes) for stage, node in leaving.items() if stage not in behind)
-    return (*routes, *(replace(route, gradient=False) for route in added))
+    return (*found, *(replace(route, gradient=False) for route in added))
 
 
 def _leaving(graph: TracedGraph, stage_of: Mapping[str, int]) -> dict[int, fx.Node]:

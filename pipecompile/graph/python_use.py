@@ -1,4 +1,4 @@
-"""What the Python that a node runs reads and leaves on objects: pieces kept whole and hooks of layers, by the names in their code.
+"""Uses of objects by the Python that a node runs, pieces kept whole and hooks of layers: found by the names in their code.
 
 self.scale = largest(x)         bound     scale        in the attributes of the model
 seen.append(h)                  changed   seen         a list that the hook closes over
