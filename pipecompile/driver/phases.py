@@ -132,16 +132,15 @@ def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
         with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
             graph = _record_part(part, request, context)
     except TraceError as error:
-        is_divided = whole.samples != part.samples
-        hints = [error.hint]
+        is_divided, hints = whole.samples != part.samples, [error.hint]
         if is_divided and (doubtful := whole.ambiguous_leaves()):
             hints.append(f"{batch_dims_text((name, None) for name in doubtful)}, if all samples share it")
         if is_divided and (lists := [*lists_of_tensors(dict(zip(whole.arguments, whole.values, strict=True)))]):
             hints.append(f"{batch_dims_text((name, list) for name in lists)}, if there is an entry per sample in it")
         if len(hints) == 1:
             raise
-        hint = "; or ".join(hints)
-        raise TraceError(error.what, code=error.code, where=error.where, why=error.why, hint=hint) from error
+        parts = {"code": error.code, "where": error.where, "why": error.why, "hint": "; or ".join(hints)}
+        raise TraceError(error.what, **parts) from error
     if is_inference and graph.facts.reads and (place := graph.facts.reads.asked.get(INFERENCE_MODE)):
         why = "a model is recorded and compared outside of inference mode"
         hint = "torch.no_grad() around the call, and torch.is_grad_enabled() in the model"
@@ -263,8 +262,8 @@ def _split(
     if is_given:
         check_plan_memory(plan, options, len(request.batch.sizes), request.samples)
     stage_of = planned.stage_of or transfer_cut(plan.stage_of, graph, plan.n_stages)
-    stage_of, is_local = with_left_for_loss(graph, stage_of, plan, options, backend), backend.holds_model
-    plan_routes = ordered_routes(graph, stage_of, plan.n_stages, planned.samples, in_one_process=is_local)
+    stage_of = with_left_for_loss(graph, stage_of, plan, options, backend)
+    plan_routes = ordered_routes(graph, stage_of, plan.n_stages, planned.samples, in_one_process=backend.holds_model)
     return plan_routes, split(graph, plan_routes, stage_of, [options.devices[device] for device in plan.placement])
 
 
