@@ -11,7 +11,8 @@ from torch import fx, nn
 
 import pipecompile as pc
 from pipecompile.batching.microbatches import MiniBatch
-from pipecompile.costs import NodeCost, analytic_costs
+from pipecompile.costs import NodeCost, analytic_costs, profile
+from pipecompile.costs.profile import REPEATS
 from pipecompile.graph.colocation import compute_nodes
 from pipecompile.planning import cost_table
 from pipecompile.planning.cost_table import (
@@ -87,8 +88,23 @@ def test_the_time_for_profiling_is_divided_among_the_sizes(monkeypatch: pytest.M
         return linear(graph, inputs)
 
     monkeypatch.setattr(cost_table, "node_costs", profiled)
+    monkeypatch.setattr(cost_table, "REPEATS", REPEATS)
     measure_costs(GRAPH, batches(2, 4, 6), options_of(cost="profile"))
-    assert budgets == [pytest.approx(cost_table.REPEATS.budget / 3)] * 3
+    assert budgets == [pytest.approx(REPEATS.budget / 3)] * 3
+
+
+def test_compile_measures_by_one_sweep_in_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the warm-up and the sweep with I and W apart: tests/support/one_sweep.py had no effect on `compile` once."""
+    sweeps: list[bool] = []
+    sweep = profile.sweep
+
+    def counted(*args: Any, divided: bool = False) -> Any:
+        sweeps.append(divided)
+        return sweep(*args, divided=divided)
+
+    monkeypatch.setattr(profile, "sweep", counted)
+    pc.compile(layers(2), 2, example_args=(torch.zeros(4, 4),), n_microbatches=2, loss_fn=torch.nn.functional.mse_loss)
+    assert sweeps == [False, False, True]
 
 
 def failing(graph: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, NodeCost]:

@@ -65,11 +65,14 @@ class WarmPython:
 
 
 def main() -> None:
+    import pytest
     import torch
 
     from tests.distributed.faults import FORK, warm
+    from tests.support.one_sweep import measure_once
 
     torch.set_num_threads(1)
+    measure_once(pytest.MonkeyPatch())
     warm()
     for line in sys.stdin:
         request = json.loads(line)
