@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 COLLECTION = (10_000, 10, 10)
 """Numbers of objects after which garbage is collected: Python's own, for smaller programs, take a tenth of the time of all tests."""
+
+TESTS = Path(__file__).parent
+
+SEARCHED = {"partitioners", "planning"}
+"""Folders whose tests search cuts with all effort."""
 
 gc.disable()  # until all tests are there
 torch.set_num_threads(1)  # as each of several workers has: with more, sums come in other orders
@@ -81,10 +87,20 @@ def _left_out(cases: Sequence[Any]) -> set[pytest.Item]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_sweep() -> Iterator[None]:
-    from one_sweep import measure_once  # after the path is set
+    from quick_compiles import measure_once  # after the path is set
 
     with pytest.MonkeyPatch.context() as patch:
         measure_once(patch)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _brief_searches(request: pytest.FixtureRequest) -> Iterator[None]:
+    from quick_compiles import search_briefly  # after the path is set
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(TESTS).parts[0] not in SEARCHED:
+            search_briefly(patch)
         yield
 
 

@@ -51,6 +51,9 @@ _ROUNDING = 1 - 1e-9
 _ABOVE = 1.15
 """Factor by which the formulas may be above the seconds of a walk."""
 
+_KNOWN = 4096
+"""Estimates that are kept, as a search comes back to its cuts: of a small graph, four of five were made before."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepObjective:
@@ -71,6 +74,10 @@ class StepObjective:
     _columns: tuple[Floats, Floats] = field(init=False)
     """`times`, and the seconds of the forwards."""
     _arrays: CutArrays = field(init=False)
+    _known: dict[tuple[tuple[int, ...], float], Score] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+    """Scores by cut and limit."""
 
     def __post_init__(self) -> None:
         forward = np.array(self.clusters.forward, dtype=np.float64)
@@ -90,6 +97,14 @@ class StepObjective:
         """Return the estimate for a stage per cluster; infinite if a device has too little memory. O(clusters + arcs + flows), and
         a walk. No walk is made for a cut that takes far more than `limit` seconds without one.
         """
+        cut = tuple(assignment), limit
+        if cut not in self._known:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[cut] = self._score(*cut)
+        return self._known[cut]
+
+    def _score(self, assignment: tuple[int, ...], limit: float) -> Score:
         if self.machine.has_memory_limit and bottleneck(self.clusters, self.machine, assignment) == inf:
             return inf, inf
         stages = np.asarray(assignment)

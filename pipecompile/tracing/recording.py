@@ -53,6 +53,7 @@ from pipecompile.tracing.node_facts import NodeFacts, set_facts
 from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.opaque.retries import record_with_retries
+from pipecompile.tracing.reachable_code import searches_kept
 from pipecompile.tracing.state.filled_arguments import arguments_watched
 from pipecompile.tracing.state.function_state import globals_restored, warn_of_outer_changes
 from pipecompile.tracing.state.random_states import RandomStates
@@ -105,10 +106,9 @@ def record(
     fake tensors, by default that of the model. One thread of the process records at a time, because a recording patches classes.
     The graph reads the numbers of `lifted` at every run. The recording begins with the pieces `kept`, which an earlier one kept whole.
     """
-    with _lock:
+    with _lock, searches_kept():
         renew_pool()
-        device = device or recording_device(model, inputs.leaves)
-        attempt = _Attempt(model, inputs, device, lifted, kept)
+        attempt = _Attempt(model, inputs, device or recording_device(model, inputs.leaves), lifted, kept)
         with task(attempt.line):
             return _recorded(attempt)
 

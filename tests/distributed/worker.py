@@ -46,7 +46,7 @@ from tests.distributed import (  # noqa: E402
 )
 from tests.distributed.faults import FORK, warm  # noqa: E402
 from tests.distributed.full_only import FULL_ONLY  # noqa: E402
-from tests.support.one_sweep import measure_once  # noqa: E402
+from tests.support.quick_compiles import compile_quickly  # noqa: E402
 
 WORLD, TIMEOUT, LIMIT = 4, 120.0, 900.0
 
@@ -79,7 +79,7 @@ def _rank(rank: int, line: Connection, folder: Path) -> None:
     os.dup2(log, 2)
     faulthandler.enable()  # an abort inside gloo shows where each thread was
     torch.set_num_threads(1)
-    measure_once(pytest.MonkeyPatch())
+    compile_quickly(pytest.MonkeyPatch())
     store = dist.TCPStore("127.0.0.1", line.recv(), is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=TIMEOUT))
     with (folder / f"{rank}.json").open("w") as out:

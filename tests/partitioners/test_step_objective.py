@@ -56,6 +56,15 @@ def test_towers_beside_each_other_fill_two_stages_and_a_chain_four():
     assert objective(chain([3.0] * 4), (0, 1, 2, 3), 8).score([0, 1, 2, 3])[0] == 4 * 3.0 + 7 * 3.0
 
 
+def test_a_cut_is_estimated_once(monkeypatch: pytest.MonkeyPatch):
+    """A search comes back to its cuts."""
+    estimated, estimate = [], StepObjective._score
+    monkeypatch.setattr(StepObjective, "_score", lambda self, *cut: estimated.append(cut) or estimate(self, *cut))
+    towers = objective(TOWERS, (0, 1, 2, 3), 8)
+    assert towers.score([0, 1, 2, 3]) == towers.score((0, 1, 2, 3)) != towers.score([0, 0, 2, 3])
+    assert len(estimated) == 2
+
+
 def test_a_transfer_delays_the_path_and_not_the_device():
     far = replace(TOWERS, tensors=(Tensor("a", ("head",), 0.5), *TOWERS.tensors[1:]))
     assert objective(far, (0, 1, 2, 3), 8).score([0, 1, 2, 3])[0] == 6.5 + 7 * 3.0

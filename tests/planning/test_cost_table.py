@@ -94,7 +94,7 @@ def test_the_time_for_profiling_is_divided_among_the_sizes(monkeypatch: pytest.M
 
 
 def test_compile_measures_by_one_sweep_in_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the warm-up and the sweep with I and W apart: tests/support/one_sweep.py had no effect on `compile` once."""
+    """Beside the warm-up and the sweep with I and W apart: `measure_once` had no effect on `compile` once."""
     sweeps: list[bool] = []
     sweep = profile.sweep
 

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+import pipecompile as pc
+from pipecompile.tracing import reachable_code
 from pipecompile.tracing.reachable_code import closure_tensors, reachable, searches_kept
 
 
@@ -122,3 +126,26 @@ class OfRegistry(nn.Module):
 def test_functions_in_small_containers_are_found():
     assert doubled in reachable(OfTerms()).functions
     assert doubled not in reachable(OfRegistry()).functions
+
+
+class Branching(OfTerms):
+    """Has a branch that is kept whole, in several trials."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        return self.branch(x)
+
+    def branch(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+
+def test_a_recording_searches_once(monkeypatch: pytest.MonkeyPatch):
+    searched, run = [], reachable_code._CodeSearch.run
+
+    def counted(search: Any, most: int | None) -> None:
+        searched.append(most)
+        run(search, most)
+
+    monkeypatch.setattr(reachable_code._CodeSearch, "run", counted)
+    pc.trace(Branching(), torch.ones(2, 3))
+    assert searched.count(None) == 1
