@@ -150,6 +150,7 @@ def test_a_micro_batch_without_labels_is_no_nan(options: dict[str, Any]) -> None
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("checkpoint", ["never", "always"])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("is_frozen", [False, True])

@@ -76,6 +76,7 @@ def assert_same_gradients(model: nn.Module, eager: nn.Module) -> None:
             torch.testing.assert_close(own.grad, other.grad, rtol=1e-12, atol=1e-14)  # micro-batches are added apart
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", [Body, Meeting])
 @pytest.mark.parametrize(
     "options", [{}, {"checkpoint": "always"}, {"dispatch": "threads"}, {"n_microbatches": 1}], ids=str

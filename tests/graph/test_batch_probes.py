@@ -61,6 +61,7 @@ def test_random_draws_cannot_be_tried_and_the_generator_stays_as_it_was() -> Non
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ignored", [-100, -1, 255, 4])
 @pytest.mark.parametrize(
     ("kind", "loss"),

@@ -36,6 +36,7 @@ GLOBAL: tuple[Callable[..., torch.utils.hooks.RemovableHandle], ...] = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("kind", HOOKS)
 def test_layers_with_hooks_are_refused(kind: str, *, late: bool) -> None:

@@ -90,6 +90,7 @@ def test_flags_and_hooks_are_found_in_a_graph() -> None:
     assert changed_tensors(hooked.graph.nodes) == facts(tanh).storages
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("body", [toggled, assigned, frozen_at_the_end, thawed, late_hook])
 @pytest.mark.parametrize("options", [{}, {"checkpoint": "always"}, {"dispatch": "threads"}], ids=str)
 def test_gradients_and_flags_are_those_of_the_loop(body: Any, options: dict[str, Any]) -> None:

@@ -103,6 +103,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", [Spoilt, Gauge, Unsaved])
 def test_an_error_of_a_kernel_names_the_line_of_the_forward(model: type[nn.Module], way: str) -> None:

@@ -110,6 +110,7 @@ def _assert_same(got: Log, expected: Log) -> None:
     torch.testing.assert_close(torch.stack(got).sort().values, torch.stack(expected).sort().values)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("hook", [_normalise, _clip, _note_once, _note_all, _note_any, _read_within])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_hooks_get_the_gradient_of_a_micro_batch_once(hook: Hook, schedule: str) -> None:

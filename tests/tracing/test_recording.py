@@ -188,6 +188,7 @@ BODIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("training", [True, False])
 def test_the_graph_does_what_the_model_does_at_any_batch_size(agrees, body, training):

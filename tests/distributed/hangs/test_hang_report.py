@@ -73,6 +73,7 @@ def check(program: Program, fault: Fault, **options) -> HangReport:
     return report
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", [*compared_names(), "forward"])
 @pytest.mark.parametrize("stop", Stop)
 def test_the_instruction_that_was_stopped_is_named_under_every_schedule(schedule: str, stop: Stop) -> None:

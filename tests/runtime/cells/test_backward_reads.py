@@ -146,6 +146,7 @@ KINDS = [
 THREADS = {"dispatch": "threads"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [

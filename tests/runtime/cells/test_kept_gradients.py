@@ -62,6 +62,7 @@ def by_loop(x: torch.Tensor) -> Callable[[nn.Module], Any]:
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"checkpoint": "always"}, {"checkpoint": "always", "schedule": "zb-h1"}, {}])
 @pytest.mark.parametrize("body", [Keeps, lambda: Keeps(writes=True), KeepsInPiece])
 def test_a_step_gives_kept_gradients(body: Callable[[], Keeps], options: dict[str, Any]) -> None:

@@ -56,6 +56,7 @@ def origin_asked(output: Any, target: torch.Tensor) -> torch.Tensor:
 LOSSES = [labels_written, labels_written_past_autograd, features_written, origin_asked]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("options", [{}, {"checkpoint": "always"}, {"schedule": "zb-h1"}], ids=str)
 def test_a_loss_writes_into_what_it_gets(loss: Callable[..., torch.Tensor], options: dict[str, Any]) -> None:

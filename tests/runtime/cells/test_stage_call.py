@@ -67,6 +67,7 @@ def another_forward(layer: nn.Module) -> Callable[[], None]:
     return lambda: layer.__dict__.pop("forward")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dispatch", ["inline", "threads"])
 @pytest.mark.parametrize("change", [shifted, shifted_before, tripled_behind, everywhere, another_forward])
 def test_what_is_changed_on_a_layer_between_steps_counts(

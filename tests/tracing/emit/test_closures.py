@@ -94,6 +94,7 @@ def implicit(model: Any, x: torch.Tensor) -> torch.Tensor:
     return model.b(z)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("body", [scaled, nested, implicit])
 @pytest.mark.parametrize(
     "options", [{}, {"checkpoint": "always"}, {"schedule": "zb-h1"}, {"dispatch": "threads"}], ids=str

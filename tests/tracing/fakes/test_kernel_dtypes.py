@@ -48,6 +48,7 @@ CALLS: list[tuple[str, Callable[..., torch.Tensor], torch.dtype, torch.dtype]] =
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("function", "refused", "accepted"), [call[1:] for call in CALLS], ids=[call[0] for call in CALLS]
 )

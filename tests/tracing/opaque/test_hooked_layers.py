@@ -81,6 +81,7 @@ REGISTER: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::pipecompile.RecordingWarning")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("register", ["full", "before"])
 @pytest.mark.parametrize("checkpoint", ["never", "always"])
 @pytest.mark.parametrize("kind", [Counted, Dropping, Differentiated])

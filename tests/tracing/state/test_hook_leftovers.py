@@ -143,6 +143,7 @@ def loss_of(outputs: list[torch.Tensor]) -> torch.Tensor:
     return outputs[0].square().mean() + outputs[1].mean()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_called", [False, True])
 @pytest.mark.parametrize("make", [lambda: nn.Linear(4, 4), Block])
 @pytest.mark.parametrize("kind", KINDS)
