@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed import init_device_mesh
 
 import pipecompile as pc
+from tests.distributed.faults import FORK
 
 N, SAMPLES = 2, 5
 
@@ -114,6 +116,16 @@ def _warned() -> list[str]:
         pipe = pc.compile(model, 2, mesh=mesh, loss_fn=lists(model), n_microbatches=N, cost="analytic")
         pipe.step(torch.randn(4, 6), target=torch.randint(3, (4,)))
     return [str(one.message) for one in caught if "on objects that the loss reads" in str(one.message)]
+
+
+def main() -> None:
+    """Fork both ranks, which write to a folder."""
+    ranks = [FORK.Process(target=run, args=(rank, sys.argv[1])) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert not any(process.exitcode for process in ranks), [process.exitcode for process in ranks]
 
 
 def run(rank: int, folder: str) -> None:

@@ -6,16 +6,16 @@ import json
 from typing import Any
 
 import pytest
-import torch.multiprocessing as mp
 
-from tests.distributed.left_for_loss import CASES, run
+from tests.distributed.left_for_loss import CASES
+from tests.support.warm_python import WarmPython
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def said(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[dict[str, Any]]:
     """What both ranks found."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run, (str(folder),), nprocs=2)
+    warm_python.run("tests.distributed.left_for_loss", str(folder))
     return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
 
 

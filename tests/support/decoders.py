@@ -30,7 +30,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A decoder with learned positions; `tied`: its head is its embedding."""
 
-    def __init__(self, n_blocks: int = 3, *, tied: bool = False, longest: int = 32) -> None:
+    def __init__(self, n_blocks: int = 2, *, tied: bool = False, longest: int = 32) -> None:
         super().__init__()
         self.embed, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(longest, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(n_blocks))
