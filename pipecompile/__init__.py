@@ -4,6 +4,7 @@ The names below are the public surface. They are imported when first used, so th
 for torch.
 """
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -160,6 +161,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'pipecompile' has no attribute {name!r}{_meant(name)}")
 
 
+@cache
 def _meant(name: str) -> str:
     """Return a question with the public name that is meant, "" if none is like it."""
     from difflib import get_close_matches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import subprocess
 import sys
@@ -129,3 +130,14 @@ def test_the_first_use_of_a_name_draws_no_random_number() -> None:
         "import random, pipecompile as pc; state = random.getstate(); pc.compile; assert random.getstate() == state"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_name_is_compared_with_all_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest asks each module of tests for what it names: 1,500 times, of which each compared 80 names."""
+    compared, compare = [], difflib.get_close_matches
+    monkeypatch.setattr(
+        difflib, "get_close_matches", lambda name, *given: compared.append(name) or compare(name, *given)
+    )
+    for _ in range(2):
+        assert not hasattr(pc, "pytest_has_no_such_name")
+    assert compared == ["pytest_has_no_such_name"]
