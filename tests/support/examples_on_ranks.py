@@ -13,13 +13,17 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
 from torch.distributed import TCPStore
+
+from tests.support.quick_compiles import compile_quickly
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def main() -> None:
     sys.path.insert(0, str(EXAMPLES))
+    compile_quickly(pytest.MonkeyPatch())
     rank, host = int(os.environ["RANK"]), os.environ["MASTER_ADDR"]
     shared, stores = TCPStore(host, int(os.environ["MASTER_PORT"]), is_master=False), []
     for number, (n_ranks, name, *options) in enumerate(json.loads(sys.argv[1])):

@@ -9,8 +9,11 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
+
+from tests.support.quick_compiles import compile_quickly
 
 SMALLER = {"(2, 4)": "(1, 2)", "(2, 2, 4)": "(1, 1, 2)", ", 4, ": ", 2, ", ", 8, ": ", 4, "}
 """Meshes and numbers of stages of the page, and those for two ranks."""
@@ -20,6 +23,7 @@ def main() -> None:
     page = Path(sys.argv[1])
     text = page.read_text(encoding="utf-8")
     torch.set_num_threads(1)
+    compile_quickly(pytest.MonkeyPatch())
     namespace: dict[str, object] = {"__name__": page.stem}
     found = list(re.finditer(r"^```python[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     for block in sorted(found, key=lambda block: "TCPStore" in block[1]):  # a second start of the ranks: last
