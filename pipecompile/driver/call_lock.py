@@ -60,8 +60,8 @@ def exclusive(method: _Method) -> _Method:
 
     @wraps(method)
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
-        lock: CallLock = self._cache.context.calls
-        with lock.held():
+        context = self._cache.context
+        with context.calls.held(), context.rebound.in_place():
             return method(self, *args, **kwargs)
 
     return cast(_Method, alone)

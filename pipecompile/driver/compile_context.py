@@ -12,6 +12,7 @@ from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.backend import Backend
 from pipecompile.driver.call_lock import CallLock
 from pipecompile.driver.changing_values import ChangingValues
+from pipecompile.driver.rebound_buffers import ReboundBuffers
 from pipecompile.driver.signature import Signature
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.errors import PartitionWarning
@@ -123,6 +124,7 @@ class CompileContext:
     meta_init: MetaInit
     warnings: WarningsOnce
     changing: ChangingValues
+    rebound: ReboundBuffers
     kept: dict[bool, tuple[OpaqueReason, ...]] = field(default_factory=dict)
     calls: CallLock = field(default_factory=CallLock)
 
@@ -141,4 +143,6 @@ class CompileContext:
         meta_init = MetaInit(model, homes.uninitialized, options.init, options.devices[0])
         meta_init.gather = backend.gather_text
         warnings = WarningsOnce()
-        return cls(model, backend, homes, meta_init, warnings, ChangingValues(model, warnings))
+        recomputes = options.checkpoint != "never"
+        rebound = ReboundBuffers(model, is_active=backend.holds_model, recomputes=recomputes)
+        return cls(model, backend, homes, meta_init, warnings, ChangingValues(model, warnings), rebound)

@@ -40,6 +40,7 @@ def joined_call(
     outputs = specialization.outputs
     cache.check(specialization, batch)
     if with_backward:
+        cache.context.rebound.hold(specialization.graph)
         call = PipelineCall(executable, outputs, specialization.inputs, batch)
         values = run_with_autograd(call)
         assert call.frame is not None

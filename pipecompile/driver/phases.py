@@ -62,7 +62,6 @@ from pipecompile.text.progress import switched
 from pipecompile.text.units import counted
 from pipecompile.tracing.ambient_modes import INFERENCE_MODE, contained
 from pipecompile.tracing.node_facts import has_regions
-from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.reachable_code import searches_kept
 from pipecompile.tracing.recording import record
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -150,15 +149,13 @@ def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
 
 def _record_part(part: FlatInputs, request: CompileRequest, context: CompileContext) -> TracedGraph:
     """Record a micro-batch. Numbers that change between steps are read at every run; those for which this fails are constants."""
-    graph = _record_lifted(part, request, context, context.kept.get(context.model.training, ()))
+    graph = context.rebound.recorded(lambda: _record_lifted(part, request, context))
     context.kept[context.model.training] = graph.facts.kept
     return graph
 
 
-def _record_lifted(
-    part: FlatInputs, request: CompileRequest, context: CompileContext, kept: Sequence[OpaqueReason]
-) -> TracedGraph:
-    lifted, device = request.lifted, context.meta_init.device
+def _record_lifted(part: FlatInputs, request: CompileRequest, context: CompileContext) -> TracedGraph:
+    lifted, device, kept = request.lifted, context.meta_init.device, context.kept.get(context.model.training, ())
     while lifted.holders:
         try:
             graph = record(context.model, part, device, lifted, kept)

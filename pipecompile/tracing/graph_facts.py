@@ -39,6 +39,7 @@ class GraphFacts:
     outside     grad mode and autocast around the recorded call
     device      device of the recording: tensors made in `forward` were made there
     kept        the pieces of the model that are one opaque node each, and why
+    rebound     the names of the buffers that the forward replaces by a tensor of the same shape and dtype
     grad_mode   the grad mode that the graph is right for; None if it is right for both
     ties        the nodes that must share a stage; None until `prepare` has computed the ties
     reads       the state that the recording read beyond its inputs; None for a graph that was read from its text
@@ -55,6 +56,7 @@ class GraphFacts:
     outside: Ambient
     device: torch.device
     kept: tuple[OpaqueReason, ...] = ()
+    rebound: tuple[str, ...] = ()
     grad_mode: bool | None = None
     ties: Ties | None = None
     reads: RecordedReads | None = None

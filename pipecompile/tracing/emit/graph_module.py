@@ -56,7 +56,7 @@ def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) 
     graph = values.graph
     flat, spec = pytree.tree_flatten(with_shells(output))
     regions.close()
-    write_back_buffers(values, regions.outside)
+    rebound = write_back_buffers(values, regions.outside)
     result = graph.output(tuple(_output_argument(recording, leaf) for leaf in flat))
     set_facts(result, NodeFacts(), tuple(flat))
     _drop_unused_items(graph)
@@ -66,6 +66,7 @@ def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) 
         guards=symbol.guards(), symbol=symbol.symbol, batch_size=symbol.fixed,
         in_spec=inputs.spec, out_spec=spec, names=inputs.names, dims=inputs.dims,
         outside=regions.outside, device=recording.twins.device, kept=recording.opaque_calls.reasons(),
+        rebound=_names(recording.model, rebound),
     )  # fmt: skip
     module = TracedGraph(values.roots, graph, noted, type(recording.model).__name__)
     module.training = recording.model.training
@@ -105,21 +106,33 @@ def _drop_unused_items(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def write_back_buffers(values: ValueNodes, ambient: Ambient) -> None:
-    """Append the writes to the graph, outside of all regions. The fake tensors are still in the model's tables."""
-    for twin, new in _replaced(values):
+def write_back_buffers(values: ValueNodes, ambient: Ambient) -> set[tuple[int, str]]:
+    """Append the writes to the graph, outside of all regions. The fake tensors are still in the model's tables.
+
+    Return (id of the module, name) of each buffer that is written.
+    """
+    written = set()
+    for module, key, twin, new in _replaced(values):
+        written.add((id(module), key))
         source, attribute = values.node(new), values.node(twin)
         if attribute.users:
             _read_a_copy(attribute, ambient)
         detached = _call("detach", source, ambient)
         note(_call("copy_", attribute, ambient, detached), mutates=storages([twin]))
+    return written
 
 
-def _replaced(values: ValueNodes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _names(model: nn.Module, buffers: set[tuple[int, str]]) -> tuple[str, ...]:
+    """Return the names of buffers, each by the first path to its module."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    return tuple(sorted(f"{paths[module]}.{key}".lstrip(".") for module, key in buffers if module in paths))
+
+
+def _replaced(values: ValueNodes) -> Iterator[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:
     for module, key, twin in values.buffers:
         new = buffers_of(module).get(key)
         if new is not None and new is not twin and is_written_back(twin, new):
-            yield twin, new
+            yield module, key, twin, new
 
 
 def _read_a_copy(attribute: fx.Node, ambient: Ambient) -> None:
