@@ -25,7 +25,8 @@ from pipecompile.batching.batch_dims import (
 )
 from pipecompile.batching.block_masks import mask_dims
 from pipecompile.batching.containers import check_rereadable, flatten_containers, with_shells
-from pipecompile.batching.sample_lists import list_length, listed_names
+from pipecompile.batching.sample_lists import list_length, listed_names, with_list_hint
+from pipecompile.errors import InputError
 from pipecompile.text.shown_value import shown
 from pipecompile.torch_private import pytree
 
@@ -161,12 +162,14 @@ def flatten(
     slots = partial(leaf_slots, forward, args, kwargs)
     lists, samples_listed = listed_names(batch_dims) if batch_dims else frozenset[str](), None
     if lists:
-        names = argument_names(forward, args, kwargs)
-        samples_listed = list_length(dict(zip(names, (*args, *kwargs.values()), strict=True)), lists)
+        samples_listed = list_length(_arguments(forward, args, kwargs), lists)
     default, line = default_dims(leaves), ""
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):  # a mask has numbers among its leaves
         default, line = mask_dims(default, leaves, spec)
-    samples, dims = _samples_and_dims(leaves, slots, batch_dims or {}, samples_listed, is_shared, default)
+    try:
+        samples, dims = _samples_and_dims(leaves, slots, batch_dims or {}, samples_listed, is_shared, default)
+    except InputError as error:
+        raise error if lists else with_list_hint(error, _arguments(forward, args, kwargs)) from None
     return FlatInputs(
         forward,
         args,
@@ -254,6 +257,10 @@ def target_slots(target: Any) -> list[Slot]:
 def argument_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the arguments of a call."""
     return (*(slot[0] for slot in _positional(forward, len(args))), *kwargs)
+
+
+def _arguments(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip(argument_names(forward, args, kwargs), (*args, *kwargs.values()), strict=True))
 
 
 def _positional(forward: Callable[..., Any], count: int) -> list[Slot]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from pipecompile.batching.batch_dims import BatchDims
+from pipecompile.batching.batch_dims import BatchDims, batch_dims_text
 from pipecompile.errors import InputError
 from pipecompile.text.shown_value import type_text
 from pipecompile.torch_private import pytree
 
-__all__ = ["list_length", "listed_names", "lists_of_tensors"]
+__all__ = ["list_length", "listed_names", "lists_of_tensors", "with_list_hint"]
 
 
 def listed_names(batch_dims: BatchDims) -> frozenset[str]:
@@ -54,6 +54,16 @@ def lists_of_tensors(arguments: Mapping[str, Any]) -> Iterator[str]:
     for name, value in arguments.items():
         if isinstance(value, list) and value and all(map(_holds_tensor, value)):
             yield name
+
+
+def with_list_hint(error: InputError, arguments: Mapping[str, Any]) -> InputError:
+    """Return an error of inputs. Where batch sizes disagree and lists have one length, say how to declare an entry per sample."""
+    lists = list(lists_of_tensors(arguments))
+    lengths = {len(arguments[name]) for name in lists}
+    if "disagree" not in error.what or len(lengths) != 1 or lengths == {1}:
+        return error
+    hint = f"{batch_dims_text((name, list) for name in lists)}, if there is an entry per sample; else {error.hint}"
+    return InputError(error.what, where=error.where, why=error.why, hint=hint)
 
 
 def _holds_tensor(entry: Any) -> bool:

@@ -34,6 +34,17 @@ class Detector(nn.Module):
         return {"boxes": (boxes - wanted).abs().mean(), "scores": scores.square().mean()}
 
 
+def test_lists_that_are_not_declared_are_named() -> None:
+    """The text took channels for samples, and proposed to share or to split boxes."""
+    with pytest.raises(
+        pc.InputError, match=r'try    batch_dims=\{"images": list, "targets": list\}, if there is an entry per sample'
+    ):
+        pc.compile(Detector(), 2, example_args=batch(4), loss_fn=total, devices=["cpu"] * 2)
+    with pytest.raises(pc.InputError) as caught:
+        pc.compile(nn.Bilinear(2, 2, 2), 2, example_args=(torch.zeros(4, 2), torch.zeros(3, 2)), devices=["cpu"] * 2)
+    assert "list" not in caught.value.hint
+
+
 def batch(n: int) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
     return [torch.randn(3, 8, 8) for _ in range(n)], [{"boxes": torch.randn(4)} for _ in range(n)]
 
