@@ -22,6 +22,10 @@ from pipecompile.tracing.traced_graph import TracedGraph
 __all__ = ["ReboundBuffers"]
 
 
+_KINDS = 16
+"""The most tensors of one buffer, of different shapes: as many as recordings are kept by default."""
+
+
 class ReboundBuffers:
     """The graph's tensors of the buffers of `model` that recordings replace, by module, name, and shape, dtype and device.
 
@@ -70,6 +74,8 @@ class ReboundBuffers:
             if buffer is not None and _is_plain(buffer) and own.get(_kind(buffer)) is not buffer:
                 buffers_of(module)[key] = own[_kind(buffer)] = buffer.clone()
                 is_new = True
+            if len(own) > _KINDS:
+                del own[next(iter(own))]  # the model is recorded anew if its buffer is of this shape again
         return is_new
 
     def _enter(self) -> None:
