@@ -160,9 +160,8 @@ def flatten(
     if is_plain and not batch_dims and (known := dims_of_shapes(tuple([leaf.shape for leaf in leaves]))):
         return FlatInputs(forward, args, kwargs, tuple(leaves), spec, known[1], known[0])
     slots = partial(leaf_slots, forward, args, kwargs)
-    lists, samples_listed = listed_names(batch_dims) if batch_dims else frozenset[str](), None
-    if lists:
-        samples_listed = list_length(_arguments(forward, args, kwargs), lists)
+    lists = listed_names(batch_dims) if batch_dims else frozenset[str]()
+    samples_listed = list_length(_arguments(forward, args, kwargs), lists) if lists else None
     default, line = default_dims(leaves), ""
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):  # a mask has numbers among its leaves
         default, line = mask_dims(default, leaves, spec)
