@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 
 import pytest
 import torch
@@ -11,15 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
+from tests.support.slow_numbers import slow_number
 
 M = 4
-
-
-def slow_number(x: torch.Tensor) -> float:
-    """Return a number of the data, so late that a backward that does not wait runs without it."""
-    number = float(x)
-    time.sleep(0.02)
-    return number
 
 
 class HookReads(nn.Module):

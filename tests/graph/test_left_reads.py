@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from typing import Any
 
 import pytest
@@ -12,15 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
+from tests.support.slow_numbers import slow_number
 
 M = 8
-
-
-def slow_number(x: torch.Tensor) -> float:
-    """Return a number of the data, so late that a stage that does not wait runs without it."""
-    number = float(x)
-    time.sleep(0.005)
-    return number
 
 
 class Gate(nn.Module):

@@ -164,3 +164,24 @@ def test_names_follow_from_a_kept_search_and_are_computed_once_and_sizes_of_cont
         roots_near(model)
         SEEN.clear()
         assert any(one is SEEN for one in roots_near(model))
+
+
+CALLS = 0
+
+
+class Counting:
+    """A loss that is an object, and changes a global."""
+
+    def __call__(self, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        global CALLS  # noqa: PLW0603
+        CALLS += 1
+        return F.mse_loss(y, t)
+
+
+def test_the_call_of_an_object_changes_globals_once_per_micro_batch(monkeypatch):
+    monkeypatch.setitem(globals(), "CALLS", 0)
+    x, model = torch.randn(8, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=4, loss_fn=Counting(), cost="analytic")
+    assert CALLS == 0
+    pipe.step(x, target=x)
+    assert CALLS == 4
