@@ -138,8 +138,8 @@ def _record(request: CompileRequest, context: CompileContext) -> TracedGraph:
             hints.append(f"{batch_dims_text((name, list) for name in lists)}, if there is an entry per sample in it")
         if len(hints) == 1:
             raise
-        parts = {"code": error.code, "where": error.where, "why": error.why, "hint": "; or ".join(hints)}
-        raise TraceError(error.what, **parts) from error
+        hint = "; or ".join(hints)
+        raise TraceError(error.what, code=error.code, where=error.where, why=error.why, hint=hint) from error
     if is_inference and graph.facts.reads and (place := graph.facts.reads.asked.get(INFERENCE_MODE)):
         why = "a model is recorded and compared outside of inference mode"
         hint = "torch.no_grad() around the call, and torch.is_grad_enabled() in the model"

@@ -40,8 +40,10 @@ def _read_of(reader: PythonUse, writer: PythonUse) -> str:
     """Return a name that a reader reads of what a writer leaves; "" if there is none."""
     if reader.module is writer.module:
         return ""
-    names = sorted(reader.read & (writer.bound | writer.changed))
-    return next((name for name in names if reader.shares_object(writer, name) or reader.shares_list(writer, name)), "")
+    bound, changed = (sorted(reader.read & names) for names in (writer.bound, writer.changed))
+    found = [name for name in bound if reader.shares_object(writer, name)]
+    found += [name for name in changed if reader.shares_list(writer, name)]
+    return next(iter(found), "")
 
 
 def _tie(ties: nx.Graph[str], writer: fx.Node, reader: fx.Node, name: str) -> None:

@@ -8,7 +8,7 @@ h * self.scale                  read      scale
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
@@ -29,12 +29,16 @@ _LISTS = (list, deque, set, dict)
 
 @dataclass(eq=False)
 class PythonUse:
-    """The functions that a call of a module runs. `near` returns the containers that they can reach."""
+    """The names and objects in the functions that a call of `module` runs. `owner` is the module of a piece kept whole."""
 
     module: nn.Module
-    functions: tuple[FunctionType, ...]
-    near: Callable[[], list[Any]]
+    calls: CalledFunctions
     owner: nn.Module | None = None
+
+    @property
+    def functions(self) -> tuple[FunctionType, ...]:
+        """The functions."""
+        return self.calls.functions
 
     @cached_property
     def read(self) -> frozenset[str]:
@@ -54,7 +58,7 @@ class PythonUse:
     @cached_property
     def dicts(self) -> dict[int, dict[Any, Any]]:
         """The attributes of objects, and the dicts, by id."""
-        return {id(one): one for one in self.near() if isinstance(one, dict)}
+        return {id(one): one for one in self.calls.containers if isinstance(one, dict)}
 
     def lists(self, name: str) -> dict[int, Any]:
         """Return the containers that an attribute, an item or a variable of this name is, by id."""
@@ -79,7 +83,7 @@ def python_use(called: nn.Module) -> PythonUse | None:
         return None
     owner = called.owner[0] if isinstance(called, OpaqueModule) else None
     calls = CalledFunctions(_begins(called) if isinstance(called, OpaqueModule) else _hooks(called), owner)
-    return PythonUse(called, calls.functions, calls.containers, owner)
+    return PythonUse(called, calls, owner)
 
 
 def _hooks(module: nn.Module) -> list[Any]:

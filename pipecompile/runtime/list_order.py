@@ -7,8 +7,9 @@ schedule     seen.append(h) of 0F0 0F1 1F0 1F1      or in the order in which thr
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from torch import fx, nn
 
@@ -34,37 +35,41 @@ class ListOrders:
         self._variants = [cell for cell in cells if isinstance(cell, VariantCell)]
 
     def warn(self, inline: Callable[[], Sequence[Place]], *, threaded: bool) -> None:
-        """Warn of a list, for a thread per device or for one thread, whose order `inline` returns. Recordings that were added are looked at."""
+        """Warn of a list, for a thread per device or for one thread, whose order `inline` returns: on ranks, with the cells of this
+        rank alone. Recordings that were added are looked at.
+        """
         count = sum(len(cell.all_effects) for cell in self._variants)
         if self._seen.get(threaded) == count:
             return
         self._seen[threaded] = count
-        shared = self._shared() if sum(map(_runs_python, self._cells)) > 1 else {}
-        found = next(((name, s) for name, s in shared.items() if not self._is_ordered(s, inline, threaded)), None)
+        forwards = self._forwards(inline()) if sum(map(_runs_python, self._cells)) > 1 else []
+        shared = self._shared({stage for _, stage in forwards})
+        found = next(((n, stages) for n, stages in shared if not self._is_ordered(stages, forwards, threaded)), None)
         if found is not None:
             name, stages = found
             warn(_UNORDERED.format(", ".join(map(str, sorted(stages))), name, _ORDERS[threaded]), RecordingWarning)
 
-    def _shared(self) -> dict[str, set[int]]:
-        """Return, by name, the stages that change the same list."""
-        changing, names = defaultdict[int, set[int]](set), dict[int, str]()
-        for stage, cell in enumerate(self._cells):
-            for use in (one for module in cell.modules for one in _uses(module)):
-                for name in use.changed:
-                    for key in (key for key, held in use.lists(name).items() if isinstance(held, (list, deque))):
-                        changing[key].add(stage)
-                        names[key] = name
-        return {names[key]: stages for key, stages in changing.items() if len(stages) > 1}
+    def _forwards(self, places: Sequence[Place]) -> list[tuple[int, int]]:
+        """Return the (micro-batch, stage) of the forwards at these places."""
+        actions = (self._program.rows[device][index].action for device, index in places)
+        return [(one.microbatch, one.stage) for one in actions if one is not None and one.kind is Kind.FORWARD]
 
-    def _is_ordered(self, stages: set[int], inline: Callable[[], Sequence[Place]], threaded: bool) -> bool:
-        """Return whether the forwards of these stages run micro-batch by micro-batch, and stage by stage in each. On ranks `inline` has the
-        cells of this rank alone.
-        """
-        devices, rows = stage_devices(self._program), self._program.rows
+    def _shared(self, stages: Collection[int]) -> list[tuple[str, set[int]]]:
+        """Return the lists that several of these stages change: the name, and which do."""
+        names, changing = dict[int, str](), defaultdict[int, set[int]](set)
+        for stage in stages:
+            for use in (one for module in self._cells[stage].modules for one in _uses(module)):
+                lists = {id(one): name for name in use.changed for one in use.lists(name).values() if _is_list(one)}
+                names |= lists
+                for key in lists:
+                    changing[key].add(stage)
+        return [(names[key], found) for key, found in changing.items() if len(found) > 1]
+
+    def _is_ordered(self, stages: set[int], forwards: Sequence[tuple[int, int]], threaded: bool) -> bool:
+        """Return whether the forwards of these stages run micro-batch by micro-batch, and stage by stage in each."""
+        devices = stage_devices(self._program)
         if threaded and len(set().union(*(devices[stage] for stage in stages))) > 1:
             return False
-        actions = (rows[device][index].action for device, index in inline())
-        forwards = [(one.microbatch, one.stage) for one in actions if one is not None and one.kind is Kind.FORWARD]
         return all(a <= b for a, b in pairwise(one for one in forwards if one[1] in stages))
 
 
@@ -77,6 +82,10 @@ _ORDERS = {False: "of the schedule", True: "in which threads come to it"}
 
 def _runs_python(cell: Cell | VariantCell) -> bool:
     return any(one.runs_python for one in cell.all_effects)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, deque))
 
 
 def _uses(module: nn.Module) -> Iterator[PythonUse]:

@@ -41,17 +41,14 @@ class CalledFunctions:
                 self._found[function, id(own)] = None
                 pending += self._named(function, own)
 
-    @property
+    @cached_property
     def functions(self) -> tuple[FunctionType, ...]:
         """The functions."""
         return tuple(dict.fromkeys(function for function, _ in self._found))
 
-    def containers(self) -> list[Any]:
-        """Return the containers that the objects at hand lead to."""
-        return self._containers
-
     @cached_property
-    def _containers(self) -> list[Any]:
+    def containers(self) -> list[Any]:
+        """The containers that the objects at hand lead to."""
         return [place.container for place in places_of(*self._objects.values(), deep=True)]
 
     def _named(self, function: FunctionType, own: Any) -> Iterator[tuple[FunctionType, Any]]:

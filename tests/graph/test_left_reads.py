@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pipecompile as pc
+from pipecompile.graph.colocation import compute_nodes, ties_of
+from tests.support.eager import accumulate, assert_same
 from tests.support.slow_numbers import slow_number
 
 M = 8
@@ -147,10 +149,9 @@ def test_steps_equal_the_plain_loop(kind: type[Layers], dispatch: str) -> None:
     )  # fmt: skip
     for _ in range(2):
         pipe.step(x, target=target)
-        for part, label in zip(x.chunk(M), target.chunk(M), strict=True):
-            (F.cross_entropy(other(part), label) / M).backward()
-        for one, wanted in zip(model.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, wanted.grad, rtol=1e-12, atol=1e-14)
+        accumulate(other, x, M, F.cross_entropy, target)
+        assert_same(model, other, 1e-12)
+        assert torch.equal(torch.as_tensor(model.note), torch.as_tensor(other.note))
 
 
 class Counted(nn.Sequential):
@@ -180,6 +181,24 @@ def test_hooks_that_only_set_do_not_share_a_stage(hook) -> None:
     model, x = Counted(hook), torch.randn(8, 6)
     pipe = pc.compile(model, 4, example_args=(x,), n_microbatches=2, loss_fn=F.cross_entropy, cost="analytic")
     assert [len([n for n in stage.nodes if n in ("_0", "_1", "_2", "_3")]) for stage in pipe.stages] == [1, 1, 1, 1]
+
+
+class TwoBlocks(Layers):
+    """Two blocks kept whole name the same module of torch and the same layer, and call methods that containers have, too."""
+
+    def forward(self, x):
+        h = self.first(x)
+        h = torch.add(h, self.last.weight.add(1)[0]) if float(h.sum()) > 0 else torch.add(h, self.last.weight.add(2)[0])
+        h = self.middle(h).tanh()
+        h = torch.sub(h, self.last.weight[0]) if float(h.sum()) > 1 else torch.sub(h, self.last.weight[1])
+        return self.last(h)
+
+
+def test_blocks_that_only_read_do_not_share_a_stage() -> None:
+    graph = pc.trace(TwoBlocks(), torch.randn(4, 6))
+    kept = [node.name for node in compute_nodes(graph) if "kept" in node.name]
+    assert len(kept) == 2
+    assert not any(set(kept) <= set(group) for group in ties_of(graph).groups)
 
 
 def test_the_error_of_a_cut_names_the_attribute() -> None:

@@ -47,7 +47,7 @@ def test_globals_properties_methods_and_functions_are_followed() -> None:
     calls = CalledFunctions([hook])
     assert {"Store.level", "Inner.read", "_halved"} <= _names(calls)
     assert "Store.unused" not in _names(calls)
-    assert any(one is STORE.inner.rows for one in calls.containers())
+    assert any(one is STORE.inner.rows for one in calls.containers)
 
 
 class Layer(nn.Module):
@@ -80,4 +80,4 @@ def test_what_a_partial_binds_is_at_hand() -> None:
         return output * owner.inner.read()
 
     calls = CalledFunctions([partial(hook, store)])
-    assert any(one is store.inner.rows for one in calls.containers())
+    assert any(one is store.inner.rows for one in calls.containers)

@@ -146,7 +146,6 @@ KINDS = [
 THREADS = {"dispatch": "threads"}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [
