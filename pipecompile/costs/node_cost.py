@@ -48,6 +48,7 @@ class NodeCost:
     dividing            seconds that I and W together take beyond `backward`; they count for W
     saves               names of the nodes whose results are in `saved_bytes`
     flops               FLOPs of the forward; a multiplication and an addition count as two
+    adding              seconds of `backward`, and of W, that add gradients of parameters to those of the micro-batch before
     """
 
     forward: float
@@ -59,11 +60,17 @@ class NodeCost:
     dividing: float = 0.0
     saves: frozenset[str] = frozenset()
     flops: float = 0.0
+    adding: float = 0.0
 
     @property
     def weight_grad(self) -> float:
         """Return the seconds of W."""
         return self.backward / 2 if self.weight is None else self.weight
+
+    def with_less_adding(self, seconds: float) -> NodeCost:
+        """Return this cost without some of the seconds of `adding`."""
+        weight = None if self.weight is None else max(self.weight - seconds, 0.0)
+        return replace(self, backward=self.backward - seconds, weight=weight, adding=self.adding - seconds)
 
 
 def with_recomputation(graph: fx.GraphModule, costs: Mapping[str, NodeCost]) -> dict[str, NodeCost]:

@@ -74,11 +74,13 @@ def profiled_costs(
             halves = [sweep(graph, inputs, clock, sums, divided=True) for _ in range(repeats.least)]
     costs = {}
     for name, visit in visits.items():
-        forward, backward, _ = (median(column) for column in zip(*times[name], strict=True))
-        backward, spread = max(backward - entry, 0.0), _spread(times[name])
+        forward, backward, _, adding = (median(column) for column in zip(*times[name], strict=True))
+        backward, spread = max(backward - entry, 0.0) + adding, _spread(times[name])
         weight, dividing = _weight_grad_seconds(backward, entry, [one[name] for one in halves])
         sizes = visit.saved_bytes, visit.output_bytes
-        costs[name] = NodeCost(forward, backward, *sizes, spread, weight, dividing, visit.saves, visit.reading.flops)
+        costs[name] = NodeCost(
+            forward, backward, *sizes, spread, weight, dividing, visit.saves, visit.reading.flops, adding
+        )
     return costs
 
 
@@ -118,9 +120,10 @@ def _weight_grad_seconds(backward: float, entry: float, halves: Sequence[Seconds
     """Return the seconds of W, which enters autograd for every node, and the seconds that I and W take beyond the
     backward.
     """
-    _, input_grad, weight_grad = (median(column) for column in zip(*halves, strict=True))
+    _, input_grad, weight_grad, adding = (median(column) for column in zip(*halves, strict=True))
     if not weight_grad:
         return 0.0, 0.0
+    weight_grad += adding
     dividing = max(input_grad - entry + weight_grad - backward, 0.0)
     return min(weight_grad, backward + dividing), dividing
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +29,13 @@ Clock = Callable[[Callable[[], None]], float]
 """Runs a function and returns its seconds."""
 
 
-Seconds = tuple[float, float, float]
-"""Seconds of a node's forward, of its backward, and of the part of its backward left to W."""
+class Seconds(NamedTuple):
+    """Seconds of a node's forward, of its backward, of the part of its backward left to W, and of adding its parameters' gradients."""
+
+    forward: float
+    backward: float = 0.0
+    weight: float = 0.0
+    adding: float = 0.0
 
 
 class Sums:
@@ -94,15 +100,25 @@ class _Step:
     weight_sources: Sources = field(default_factory=list)
     seeds: list[Tensor] = field(default_factory=list)
 
+    found: list[tuple[_Sum, Tensor]] = field(default_factory=list)
+
     def begin(self) -> None:
         self.seeds = [end.seed() for end in self.ends]
 
     def backward(self, sources: Sources, keep: bool) -> None:
+        """Compute the gradients, and add those of values. Those of parameters are added by `add`."""
         edges, places = [end.edge for end in self.ends], [place for place, _ in sources]
         gradients = torch.autograd.grad(edges, places, self.seeds, retain_graph=keep, allow_unused=True)
         for (_, into), gradient in zip(sources, gradients, strict=True):
-            if gradient is not None:
+            if gradient is not None and into.in_place:
+                self.found.append((into, gradient))
+            elif gradient is not None:
                 into.add(gradient)
+
+    def add(self) -> None:
+        for into, gradient in self.found:
+            into.add(gradient)
+        self.found.clear()
 
 
 class _Forward:
@@ -149,7 +165,7 @@ def sweep(
     """
     steps = {name: visit.reading for name, visit in walk(graph, inputs, _Forward(clock, sums)).items()}
     nodes = {node.name: node for node in graph.graph.nodes}
-    times = {name: (step.forward, 0.0, 0.0) for name, step in steps.items()}
+    times = {name: Seconds(step.forward) for name, step in steps.items()}
     postponed: dict[str, _Step] = {}
     while steps:
         name, step = steps.popitem()  # the last; what autograd saved for it goes with it
@@ -158,10 +174,17 @@ def sweep(
         if sources:
             step.begin()
             with naming(nodes[name]):
-                times[name] = step.forward, clock(partial(step.backward, sources, keep)), 0.0
+                backward, adding = _timed(step, sources, keep, clock)
+            times[name] = times[name]._replace(backward=backward, adding=adding)
         if keep:
             postponed[name] = step
     for name, step in postponed.items():
         with naming(nodes[name]):
-            times[name] = *times[name][:2], clock(partial(step.backward, step.weight_sources, False))
+            weight, adding = _timed(step, step.weight_sources, False, clock)
+        times[name] = times[name]._replace(weight=weight, adding=times[name].adding + adding)
     return times
+
+
+def _timed(step: _Step, sources: Sources, keep: bool, clock: Clock) -> tuple[float, float]:
+    """Run a backward. Return its seconds, and those of adding gradients of parameters."""
+    return clock(partial(step.backward, sources, keep)), clock(step.add) if step.found else 0.0

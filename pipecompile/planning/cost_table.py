@@ -6,7 +6,7 @@ in proportion to its samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import log
@@ -93,11 +93,16 @@ def _measure(graph: TracedGraph, batch: MiniBatch, options: Options, repeats: Re
     with task(f"{verb} {counted(len(compute_nodes(on_device)), 'operation')}") as work, streams:
         costs = node_costs(on_device, values, cost=model, device=options.cost_device, repeats=repeats, work=work)
         if model == "profile":
-            factor = thread_slowdown(on_device, batch, values, costs, options, budget=repeats.budget / 5)
-            costs = slowed(costs, factor)
+            factor = thread_slowdown(graph, batch, leaves, costs, options, budget=repeats.budget / 5)
+            costs = _averaged(slowed(costs, factor), len(batch.sizes))
     if options.costs:
         return MeasuredCosts(f"{model} and user", with_user_costs(graph, costs, options.costs))
     return MeasuredCosts(model, costs)
+
+
+def _averaged(costs: Mapping[str, NodeCost], n_microbatches: int) -> dict[str, NodeCost]:
+    """Return the costs of an average micro-batch: the gradients of the first become `.grad`, and need no addition."""
+    return {name: cost.with_less_adding(cost.adding / n_microbatches) for name, cost in costs.items()}
 
 
 def _moved(graph: TracedGraph, leaves: Sequence[Any], device: torch.device) -> tuple[fx.GraphModule, list[Any]]:

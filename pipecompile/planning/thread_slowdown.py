@@ -4,22 +4,27 @@
     step        thread 0   F B F B F B   a share of the intra-op threads
                 thread 1     F B F B     caches, memory and the lock are also thread 0's
 
-The graph runs forward and backward, as the code of a stage does, in turns alone and beside threads that do the same. One factor holds
-for all nodes: a node's own would be noise.
+The graph is divided into one piece per device, of about equal time. The pieces run forward and backward, as stages do: in turns one after
+the other in this thread, and all at a time in threads of their own. One factor holds for all nodes: a node's own would be noise. It covers
+what the profile of single operations leaves out, too, such as the time to free memory.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from statistics import median
-from threading import Event, Thread
+from threading import Event
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from pipecompile.batching.microbatches import MiniBatch
@@ -27,6 +32,7 @@ from pipecompile.costs import NodeCost
 from pipecompile.costs.node_run import map_tensors, tensors_in
 from pipecompile.errors import described
 from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.stages import routes, split
 from pipecompile.options import Options
 from pipecompile.runtime.dispatch import choose_dispatch
 from pipecompile.runtime.worker_threads import ThreadState
@@ -36,6 +42,7 @@ from pipecompile.tracing.opaque.drawn_generators import drawn_generators
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule
 from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
 from pipecompile.tracing.state.random_states import generators_among, random_sources, random_states_restored
+from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["slowed", "thread_slowdown"]
 
@@ -44,8 +51,8 @@ _log = logging.getLogger("pipecompile.partition")
 TURNS = 5
 """Turns of the measurement, at most."""
 
-MOST_BYTES = 2 << 30
-"""Bytes of the gradients that threads beside the measured one have at a time: fewer run where they would take more."""
+PASSES = 3
+"""Passes of every piece in a turn, beside passes of all others."""
 
 
 def slowed(costs: Mapping[str, NodeCost], factor: float) -> dict[str, NodeCost]:
@@ -57,13 +64,14 @@ def slowed(costs: Mapping[str, NodeCost], factor: float) -> dict[str, NodeCost]:
             backward=factor * cost.backward,
             weight=None if cost.weight is None else factor * cost.weight,
             dividing=factor * cost.dividing,
+            adding=factor * cost.adding,
         )
         for name, cost in costs.items()
     }
 
 
 def thread_slowdown(
-    graph: GraphModule,
+    graph: TracedGraph,
     batch: MiniBatch,
     inputs: Sequence[Any],
     costs: Mapping[str, NodeCost],
@@ -89,13 +97,15 @@ def thread_slowdown(
         backward_hooks_removed(graph),
     ):
         try:
-            turns = _turns(lambda: _pass(graph, inputs), _others_of(graph, len(devices)), devices, budget)
+            turns = _turns(
+                _pieces(graph, batch, inputs, costs, len(devices)), not _has_opaque_pieces(graph), devices, budget
+            )
         except Exception as error:  # the model as a whole may need more memory than its operations one by one
             _log.info("costs are those of one thread, as the model does not run as a whole here: %s", described(error))
             return 1.0
-    shared, beside = (median(column) for column in zip(*turns, strict=True))
+    alone, beside = (median(column) for column in zip(*turns, strict=True))
     busy = n_microbatches / (n_microbatches + len(devices) - 1)
-    return float(shared * (1 + (beside - 1) * busy))
+    return float(alone + (beside - alone) * busy) / (_seconds_of(costs.values()) or 1.0)
 
 
 def _is_threaded(graph: GraphModule, costs: Mapping[str, NodeCost], options: Options) -> bool:
@@ -115,44 +125,85 @@ def _has_opaque_pieces(graph: GraphModule) -> bool:
     return any(isinstance(module, OpaqueModule) for module in graph.modules())
 
 
-def _others_of(graph: GraphModule, n_devices: int) -> int:
-    """Return how many threads run the graph beside the one that is measured."""
-    if _has_opaque_pieces(graph):
-        return 0
-    gradients = sum(parameter.nbytes for parameter in graph.parameters() if parameter.requires_grad)
-    return min(n_devices - 1, MOST_BYTES // max(gradients, 1))
+Pass = Callable[[], None]
+"""Runs a piece of the graph forward and, in grad mode, backward. No gradient is kept."""
+
+
+def _pieces(
+    graph: TracedGraph, batch: MiniBatch, inputs: Sequence[Any], costs: Mapping[str, NodeCost], count: int
+) -> list[Pass]:
+    """Run the graph once, piece by piece. Return the pass of each piece, on the values that it received."""
+    piece_of = _piece_of(graph, costs, count)
+    stages = split(graph, routes(graph, piece_of), piece_of, [torch.device("cpu")] * count)
+    names = (node.name for node in graph.graph.nodes if node.op == "placeholder")
+    values, passes = dict(zip(names, inputs, strict=True)), list[Pass]()
+    for stage in stages:
+        received = [values[name] for name in stage.inputs] + [batch.sizes[0]] * stage.sized
+        results = map_tensors(_copied, stage.module(*map_tensors(_copied, received)))
+        values |= zip(stage.outputs, results, strict=True)
+        passes.append(partial(_pass, stage.module, received))
+    return passes
+
+
+def _seconds_of(costs: Iterable[NodeCost]) -> float:
+    """Return the seconds of a pass, which adds no gradients of parameters."""
+    return sum(cost.forward + cost.backward - cost.adding for cost in costs)
+
+
+def _piece_of(graph: TracedGraph, costs: Mapping[str, NodeCost], count: int) -> dict[str, int]:
+    """Return the piece of each node: consecutive nodes, of about equal time."""
+    nodes = compute_nodes(graph)
+    ends = list(accumulate(_seconds_of([costs[node.name]]) for node in nodes))
+    share = (ends[-1] if ends else 0.0) / count or 1.0
+    return {node.name: min(int(end / share), count - 1) for node, end in zip(nodes, ends, strict=True)}
+
+
+def _pass(module: nn.Module, received: Sequence[Any]) -> None:
+    copies = map_tensors(_copied, received)
+    ends = [tensor for tensor in tensors_in(module(*copies)) if tensor.requires_grad]
+    sources = [tensor for tensor in (*tensors_in(copies), *module.parameters()) if tensor.requires_grad]
+    if ends and sources:
+        torch.autograd.grad(ends, sources, [torch.ones_like(end) for end in ends], allow_unused=True)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _turns(
-    run: Callable[[], None], n_others: int, devices: tuple[torch.device, ...], budget: float
+    passes: Sequence[Pass], is_beside: bool, devices: tuple[torch.device, ...], budget: float
 ) -> list[tuple[float, float]]:
-    """Return, per turn, the time with the share of intra-op threads over that with all, and that beside others over that without them."""
+    """Return, per turn, the seconds of all passes one after the other with a thread's share of the intra-op threads, and in threads."""
     state, end = ThreadState.of_caller(len(devices), devices), perf_counter() + budget
     turns: list[tuple[float, float]] = []
-    run()
-    while not turns or (len(turns) < TURNS and perf_counter() < end):
-        alone = _seconds(run)
-        is_same = state.threads == torch.get_num_threads()
-        with _intra_op_threads(state.threads):
-            shared = alone if is_same else _seconds(run)
-            with _others(run, n_others, state):
-                turns.append((shared / alone, _seconds(run) / shared if n_others else 1.0))
+    with ThreadPoolExecutor(len(passes), "pipecompile-beside") as threads, _intra_op_threads(state.threads):
+        sum(map(_seconds, passes))
+        while not turns or (len(turns) < TURNS and perf_counter() < end):
+            alone = sum(map(_seconds, passes))
+            turns.append((alone, _seconds_beside(passes, state, threads) if is_beside else alone))
     return turns
 
 
-def _pass(graph: GraphModule, inputs: Sequence[Any]) -> None:
-    """Run the graph, and its backward in grad mode. No gradient is kept."""
-    copies = map_tensors(lambda t: t.detach().clone().requires_grad_(t.requires_grad), tuple(inputs))
-    ends = [tensor for tensor in tensors_in(graph(*copies)) if tensor.requires_grad]
-    trained = [parameter for parameter in graph.parameters() if parameter.requires_grad]
-    if ends and trained:
-        torch.autograd.grad(ends, trained, [torch.ones_like(end) for end in ends], allow_unused=True)
-
-
-def _seconds(run: Callable[[], None]) -> float:
+def _seconds(run: Pass) -> float:
     start = perf_counter()
     run()
     return perf_counter() - start
+
+
+def _seconds_beside(passes: Sequence[Pass], state: ThreadState, threads: Executor) -> float:
+    """Return the sum of the times of all passes while each runs over and over in a thread of its own. The first runs of a turn do not count."""
+    times: list[list[float]] = [[] for _ in passes]
+    is_over = Event()
+
+    def repeat(index: int) -> None:
+        with ExitStack() as stack:
+            stack.callback(is_over.set)  # also after an error: no thread waits for the passes of this one
+            state.enter(stack)
+            while not is_over.is_set() and min(map(len, times)) <= PASSES:
+                times[index].append(_seconds(passes[index]))
+
+    list(threads.map(repeat, range(len(passes))))
+    return sum(median(row[1 : PASSES + 1]) for row in times)
 
 
 @contextmanager
@@ -163,25 +214,3 @@ def _intra_op_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _others(run: Callable[[], None], count: int, state: ThreadState) -> Iterator[None]:
-    """Run the function in `count` more threads, over and over, until the block ends. An error of one ends that thread alone."""
-    is_over = Event()
-
-    def repeat() -> None:
-        with ExitStack() as stack:
-            state.enter(stack)
-            while not is_over.is_set():
-                run()
-
-    threads = [Thread(target=repeat, name=f"pipecompile-beside-{index}", daemon=True) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()

@@ -55,17 +55,25 @@ def test_gradients_flow_through_the_nodes_as_in_eager_and_are_added_up(divided: 
 def test_only_products_that_lead_inward_leave_something_to_w() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.Linear(64, 2))
     times = sweep(symbolic_trace(model), [torch.randn(512, 64)], clock, Sums(model.parameters()), divided=True)
-    assert {name for name, (_, _, late) in times.items() if late} == {"_2"}  # the first has no input, the last no work
-    assert all(
-        late == 0 for _, _, late in sweep(symbolic_trace(model), [torch.randn(512, 64)], clock, Sums(())).values()
-    )
+    assert {name for name, seconds in times.items() if seconds.weight} == {
+        "_2"
+    }  # the first has no input, the last no work
+    undivided = sweep(symbolic_trace(model), [torch.randn(512, 64)], clock, Sums(()))
+    assert all(seconds.weight == 0 for seconds in undivided.values())
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_adding_the_gradients_of_parameters_has_a_time_of_its_own(divided: bool) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64).requires_grad_(False))
+    times = sweep(symbolic_trace(model), [torch.randn(512, 64)], clock, Sums(model.parameters()), divided=divided)
+    assert {name for name, seconds in times.items() if seconds.adding} == {"_0"}
 
 
 def test_without_gradients_there_is_no_backward() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     with torch.no_grad():
         times = sweep(symbolic_trace(model), [torch.randn(4, 8)], clock, Sums(()))
-    assert all(backward == late == 0 for _, backward, late in times.values())
+    assert all(seconds.backward == seconds.weight == seconds.adding == 0 for seconds in times.values())
 
 
 class Refusing(torch.autograd.Function):

@@ -68,6 +68,20 @@ def test_analytic_costs_are_those_of_the_model() -> None:
     assert costs.by_node == analytic_costs(GRAPH, (torch.zeros(4, 4),), device="cpu")
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_first_micro_batch_adds_no_gradients(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiled = {node.name: NodeCost(1.0, 3.0, 0, 0, weight=2.0, adding=0.6) for node in compute_nodes(GRAPH)}
+    monkeypatch.setattr(cost_table, "node_costs", lambda *_, **__: profiled)
+    (costs,) = measure_costs(GRAPH, batches(count), options_of(cost="profile", dispatch="inline")).values()
+    assert isinstance(costs, MeasuredCosts)
+    average = costs.by_node["_0"]
+    assert (average.forward, average.backward, average.weight) == (
+        1.0,
+        pytest.approx(3 - 0.6 / count),
+        pytest.approx(2 - 0.6 / count),
+    )
+
+
 def test_seconds_of_the_user_replace_those_of_the_model() -> None:
     (costs,) = measure_costs(GRAPH, batches(3), options_of(costs={"0": 3.0})).values()
     assert isinstance(costs, MeasuredCosts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 
 import pipecompile as pc
 from pipecompile.costs import NodeCost
+from pipecompile.graph.colocation import compute_nodes
 from pipecompile.planning import thread_slowdown as module
 from pipecompile.planning.thread_slowdown import slowed, thread_slowdown
 from tests.support.compilations import mini_batch, options_of
@@ -27,7 +28,8 @@ def model() -> nn.Sequential:
 
 def factor(net: nn.Module, **options: Any) -> float:
     graph, batch = pc.trace(net, X), mini_batch(net, 4, X)
-    costs = {"_0": NodeCost(1e-3, 1e-3, 0, 0)}
+    names = [node.name for node in compute_nodes(graph)]
+    costs = {name: NodeCost(1e-3 / len(names), 1e-3 / len(names), 0, 0) for name in names}
     return thread_slowdown(graph, batch, batch.first.leaves, costs, options_of(**options), budget=0.0)
 
 
@@ -40,7 +42,7 @@ def test_all_times_grow_and_bytes_stay() -> None:
 def test_the_time_beside_others_counts_in_the_share_of_the_step_that_is_no_bubble(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_turns", lambda *_: [(1.5, 1.0), (2.0, 1.5), (9.0, 1.5)])
+    monkeypatch.setattr(module, "_turns", lambda *_: [(3e-3, 3e-3), (4e-3, 6e-3), (9.0, 6e-3)])
     assert factor(model(), **THREADS) == pytest.approx(2.0 * (1 + 0.5 * 4 / 5))
 
 
@@ -54,8 +56,8 @@ def test_auto_runs_in_one_thread_where_draws_have_an_order(
     net: nn.Module, is_measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "choose_dispatch", lambda *_: "threads")
-    monkeypatch.setattr(module, "_turns", lambda *_: [(2.0, 1.0)])
-    assert factor(net, **THREADS | {"dispatch": "auto"}) == (2.0 if is_measured else 1.0)
+    monkeypatch.setattr(module, "_turns", lambda *_: [(4e-3, 4e-3)])
+    assert factor(net, **THREADS | {"dispatch": "auto"}) == pytest.approx(2.0 if is_measured else 1.0)
 
 
 def test_compile_predicts_with_the_factor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,13 +99,10 @@ def test_threads_have_their_share_of_intra_op_threads(monkeypatch: pytest.Monkey
     with intra_op_threads(4):
         assert factor(model(), **THREADS) > 0
         assert torch.get_num_threads() == 4
-    assert [count for is_main, count in runs if is_main] == [
-        4,
-        4,
-        2,
-        2,
-    ]  # warm-up, alone, with its share, beside the other
-    assert {count for is_main, count in runs if not is_main} <= {2}
+    assert [count for is_main, count in runs if is_main] == [2] * 4  # two pieces, to warm up and alone
+    beside = [count for is_main, count in runs if not is_main]
+    assert len(beside) >= 2 * (module.PASSES + 1)
+    assert set(beside) == {2}
 
 
 def test_nothing_is_left_behind() -> None:
@@ -136,9 +135,27 @@ class Inner(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("net", "most", "others"), [(model, 1 << 20, 1), (model, 0, 0), (Branching, 1 << 20, 0)])
-def test_how_many_run_beside(
-    net: Callable[[], nn.Module], most: int, others: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", most)
-    assert module._others_of(pc.trace(net(), X), 2) == others
+def test_a_piece_kept_whole_runs_in_this_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, run = set[bool](), module._pass
+    monkeypatch.setattr(module, "_pass", lambda *args: threads.add(current_thread() is main_thread()) or run(*args))
+    factor(Branching(), **THREADS)
+    assert threads == {True}
+
+
+def test_an_error_in_a_thread_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = module._pass
+
+    def fail(stage: nn.Module, received: Any) -> None:
+        if current_thread() is not main_thread() and any(isinstance(m, nn.BatchNorm1d) for m in stage.modules()):
+            raise RuntimeError("fails beside others")
+        run(stage, received)
+
+    monkeypatch.setattr(module, "_pass", fail)
+    assert factor(model(), **THREADS) == 1.0
+
+
+def test_pieces_are_consecutive_and_take_about_equal_time() -> None:
+    graph = pc.trace(nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), X)
+    costs = {f"_{index}": NodeCost(1.0, 2.0 if index else 10.0, 0, 0) for index in range(6)}
+    assert list(module._piece_of(graph, costs, 2).values()) == [0, 1, 1, 1, 1, 1]
+    assert list(module._piece_of(graph, {name: NodeCost(0.0, 0.0, 0, 0) for name in costs}, 2).values()) == [0] * 6

@@ -107,12 +107,12 @@ def run_division(
     inner = [(root, gradient) for root, gradient in pairs if root.node not in outer]
     if not inner:
         return [None] * len(leaves), remainder
-    early = [nodes[index].variable for index in division.early]
+    early = [nodes[index] for index in division.early]
     forks = [GradientEdge(nodes[fork], 0, None) for fork, _ in division.forks]
     spent = _taken_out([nodes[index] for index in division.spent])
     found = torch.autograd.grad(
         [root for root, _ in inner],
-        [*leaves, *forks, *early],
+        [*leaves, *forks, *(accumulator.variable for accumulator in early)],
         [gradient for _, gradient in inner],
         retain_graph=True,
         allow_unused=True,
@@ -128,11 +128,11 @@ def run_division(
     return list(found[: len(leaves)]), remainder
 
 
-def _add(weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+def _add(accumulators: Iterable[Node], gradients: Iterable[torch.Tensor | None]) -> None:
     """Add gradients through the weights' AccumulateGrad nodes, so that hooks that run after accumulation do run."""
-    pairs = [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
+    pairs = [(GradientEdge(a, 0, None), g) for a, g in zip(accumulators, gradients, strict=True) if g is not None]
     if pairs:
-        torch.autograd.backward([weight for weight, _ in pairs], [gradient for _, gradient in pairs])
+        accumulate([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
 
 
 def _taken_out(nodes: Iterable[Node]) -> list[torch.Tensor]:
