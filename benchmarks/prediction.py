@@ -2,9 +2,10 @@
 
     python benchmarks/prediction.py [--only U-Net] [--markdown benchmarks/results/prediction.md]
 
-One thread a device, four micro-batches. Predicted: the makespan of `pipe.simulate()`, from costs that were profiled before the
-first step. Calibrated: the same with the costs that `pc.calibrate` takes from the last step of a turn, the median over the turns.
-Measured: wall-clock time of `pipe.step`, all of it, warm, the schedules taking turns; the median over all steps, and their middle half.
+One thread a device, four micro-batches. Each round compiles anew, and then runs the schedules in turns. Predicted: the makespan of
+`pipe.simulate()`, from costs that were profiled before the first step. Calibrated: the same with the costs that `pc.calibrate` takes from
+the last step of a turn. Both are medians over the rounds. Measured: wall-clock time of `pipe.step`, all of it, warm; the median over all
+steps, and their middle half.
 """
 
 from __future__ import annotations
@@ -35,31 +36,29 @@ WARM, STEPS = 2, 3
 class Row:
     """Seconds of a step under one schedule."""
 
-    predicted: float = 0.0
+    predicted: list[float] = field(default_factory=list)
     calibrated: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
 
     def cells(self) -> tuple[str, ...]:
         low, middle, high = quantiles(self.taken, n=4)
-        calibrated = median(self.calibrated)
-        times = (f"{1e3 * seconds:.0f}" for seconds in (self.predicted, calibrated, middle))
-        halves = (f"{low / seconds:.2f} to {high / seconds:.2f}" for seconds in (self.predicted, calibrated))
-        ratios = (f"{middle / seconds:.2f}" for seconds in (self.predicted, calibrated))
+        said = median(self.predicted), median(self.calibrated)
+        times = (f"{1e3 * seconds:.0f}" for seconds in (*said, middle))
+        halves = (f"{low / seconds:.2f} to {high / seconds:.2f}" for seconds in said)
+        ratios = (f"{middle / seconds:.2f}" for seconds in said)
         return *times, *(cell for pair in zip(ratios, halves, strict=True) for cell in pair)
 
 
 def rows_of(subject: Subject, rounds: int) -> dict[str, Row]:
     """Return a row per schedule."""
-    pipe = subject.compile(2, dispatch="threads")
     rows = {name: Row() for name in SCHEDULES}
-    for turn in range(rounds):
+    for _ in range(rounds):
+        pipe = subject.compile(2, dispatch="threads")
         for name, row in rows.items():
             pipe.reschedule(name)
-            row.predicted = pipe.simulate().makespan
-            steps = [_seconds(subject, pipe) for _ in range(WARM + STEPS)]
-            if turn:
-                row.taken += steps[WARM:]
-                row.calibrated.append(pc.simulate(pipe.program, **pc.calibrate(pipe.measured)).makespan)
+            row.predicted.append(pipe.simulate().makespan)
+            row.taken += [_seconds(subject, pipe) for _ in range(WARM + STEPS)][WARM:]
+            row.calibrated.append(pc.simulate(pipe.program, **pc.calibrate(pipe.measured)).makespan)
     return rows
 
 
