@@ -4,8 +4,8 @@
 
 One thread a device, four micro-batches. Each round compiles anew, and then runs the schedules in turns. Predicted: the makespan of
 `pipe.simulate()`, from costs that were profiled before the first step. Calibrated: the same with the costs that `pc.calibrate` takes from
-the last step of a turn. Both are medians over the rounds. Measured: wall-clock time of `pipe.step`, all of it, warm; the median over all
-steps, and their middle half.
+each step. Measured: the makespan of `pipe.measured`, warm. Medians over all rounds and steps, and the middle half of what was measured.
+"Whole step" is the wall-clock time of `pipe.step`, which also looks for changes of the model and divides the batch.
 """
 
 from __future__ import annotations
@@ -38,14 +38,23 @@ class Row:
 
     predicted: list[float] = field(default_factory=list)
     calibrated: list[float] = field(default_factory=list)
-    taken: list[float] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+
+    def run(self, subject: Subject, pipe: pc.Pipeline) -> None:
+        """Take a step, and note it."""
+        start = perf_counter()
+        subject.step(pipe)
+        self.whole.append(perf_counter() - start)
+        self.measured.append(pipe.measured.makespan)
+        self.calibrated.append(pc.simulate(pipe.program, **pc.calibrate(pipe.measured)).makespan)
 
     def cells(self) -> tuple[str, ...]:
-        low, middle, high = quantiles(self.taken, n=4)
+        low, middle, high = quantiles(self.measured, n=4)
         said = median(self.predicted), median(self.calibrated)
-        times = (f"{1e3 * seconds:.0f}" for seconds in (*said, middle))
-        halves = (f"{low / seconds:.2f} to {high / seconds:.2f}" for seconds in said)
-        ratios = (f"{middle / seconds:.2f}" for seconds in said)
+        times = (f"{1e3 * seconds:.0f}" for seconds in (*said, middle, median(self.whole)))
+        halves = (f"{low / seconds:.3f} to {high / seconds:.3f}" for seconds in said)
+        ratios = (f"{middle / seconds:.3f}" for seconds in said)
         return *times, *(cell for pair in zip(ratios, halves, strict=True) for cell in pair)
 
 
@@ -57,15 +66,11 @@ def rows_of(subject: Subject, rounds: int) -> dict[str, Row]:
         for name, row in rows.items():
             pipe.reschedule(name)
             row.predicted.append(pipe.simulate().makespan)
-            row.taken += [_seconds(subject, pipe) for _ in range(WARM + STEPS)][WARM:]
-            row.calibrated.append(pc.simulate(pipe.program, **pc.calibrate(pipe.measured)).makespan)
+            for _ in range(WARM):
+                subject.step(pipe)
+            for _ in range(STEPS):
+                row.run(subject, pipe)
     return rows
-
-
-def _seconds(subject: Subject, pipe: pc.Pipeline) -> float:
-    start = perf_counter()
-    subject.step(pipe)
-    return perf_counter() - start
 
 
 def main() -> None:
@@ -76,13 +81,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    columns = ("predicted, ms", "calibrated, ms", "measured, ms", "measured / predicted", "middle half")
+    columns = (
+        "predicted, ms",
+        "calibrated, ms",
+        "measured, ms",
+        "whole step, ms",
+        "measured / predicted",
+        "middle half",
+    )
     table = Table("", "schedule", *columns, "measured / calibrated", "middle half")
     for model in MODELS:
         if options.only in model:
             for name, row in rows_of(SUBJECTS[model](), options.rounds).items():
                 table.add_row(model, name, *row.cells())
-    console = Console(record=True, width=150)
+    console = Console(record=True, width=165)
     console.print(table)
     if options.markdown:
         head = f"# Predicted steps\n\n`python benchmarks/prediction.py`, torch {torch.__version__}, {os.cpu_count()} cores.\n"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -91,13 +92,14 @@ Sources = list[tuple[GradientEdge, _Sum]]
 @dataclass(slots=True)
 class _Step:
     """One node: seconds of its forward, and the data for its backward. `weight_sources` are the weights that W can take care
-    of.
+    of; `exploring` are the seconds to find them, which I takes in every micro-batch and on a GPU the host does beside the kernels.
     """
 
     forward: float
     ends: list[_End]
     input_sources: Sources = field(default_factory=list)
     weight_sources: Sources = field(default_factory=list)
+    exploring: float = 0.0
     seeds: list[Tensor] = field(default_factory=list)
 
     found: list[tuple[_Sum, Tensor]] = field(default_factory=list)
@@ -136,7 +138,9 @@ class _Forward:
         if not run.computes or not run.ends:
             return _Step(seconds if run.computes else 0.0, [])
         step = _Step(seconds, [self._end(run, end) for end in run.ends])
+        start = perf_counter()
         weight_grad_nodes = run.weight_grad_nodes(recorded=False)
+        step.exploring = perf_counter() - start if step.ends[0].device.type == "cpu" else 0.0
         for tensor, place in run.sources:
             (step.weight_sources if place.node in weight_grad_nodes else step.input_sources).append(
                 (place, self._sum(tensor))
@@ -175,7 +179,7 @@ def sweep(
             step.begin()
             with naming(nodes[name]):
                 backward, adding = _timed(step, sources, keep, clock)
-            times[name] = times[name]._replace(backward=backward, adding=adding)
+            times[name] = times[name]._replace(backward=backward + step.exploring * keep, adding=adding)
         if keep:
             postponed[name] = step
     for name, step in postponed.items():

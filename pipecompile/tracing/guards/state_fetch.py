@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
-from operator import attrgetter, call, is_
+from itertools import chain, compress, starmap
+from operator import attrgetter, call, is_, is_not
 from typing import Any
 
 import torch
@@ -123,15 +123,13 @@ class StateFetch:
 
     def _has_same_values(self) -> bool:
         try:
-            if all(map(is_, self._fetch(), self._values)):
-                return True
-            now = list(self._fetch())
+            now = list(chain.from_iterable(map(call, self._fetches, self._holders)))
         except (KeyError, AttributeError, ValueError):  # a name was deleted, a variable emptied
             return False
-        if len(now) != len(self._values) or not all(map(is_same, self._values, now)):
+        then = self._values
+        if len(now) != len(then) or not all(
+            starmap(is_same, compress(zip(then, now, strict=True), map(is_not, then, now)))
+        ):
             return False
         self._values = now
         return True
-
-    def _fetch(self) -> Iterable[Any]:
-        return chain.from_iterable(map(call, self._fetches, self._holders))
