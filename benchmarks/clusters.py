@@ -3,7 +3,7 @@
     python benchmarks/clusters.py [--markdown benchmarks/results/clusters.md] [--only zb]
 
 No GPU is needed: models are on `meta`. The layout, schedule, micro-batch and recomputation of each row are those of the publication.
-Tensor parallelism, which is no layout of `plan_for`, is a group of t GPUs that counts as one device of t times the rates, memory and
+Tensor parallelism, which is not a layout of `plan_for`, is a group of t GPUs that counts as one device of t times the rates, memory and
 links; the two all-reduces of a block in each direction take the time of a ring over NVLink, added to the four linear layers.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/peers/run.py --python VENV/bin/python [--peers torch,deepspeed] [--questions 'killed rank'] [--markdown benchmarks/results/peers.md]
 
-The peers are no dependencies of this project. An environment for them:
+The peers are not dependencies of this project. An environment for them:
 
     python -m venv VENV && VENV/bin/pip install torch networkx 'pulp[highs]<4' rich typer msgspec matplotlib \\
         torchtitan torchft-nightly megatron-core deepspeed dacite

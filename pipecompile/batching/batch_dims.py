@@ -59,11 +59,11 @@ def check_batch_dims(batch_dims: BatchDims, forward: Callable[..., Any], extra: 
             raise InputError(f"batch_dims[{shown(name)}] is {shown(dim)}", hint=hint)
         if not isinstance(name, str):
             raise InputError(
-                f"batch_dims names {shown(name)}, which is no parameter of forward", hint='batch_dims={"mask": None}'
+                f"batch_dims names {shown(name)}, which is not a parameter of forward", hint='batch_dims={"mask": None}'
             )
         if not open_ended and not any(name == one or name.startswith(f"{one}_") for one in known):
             nearest = (get_close_matches(name, known, n=1) or known or [name])[0]
-            raise InputError(f"batch_dims names {shown(name)}, which is no parameter of forward",
+            raise InputError(f"batch_dims names {shown(name)}, which is not a parameter of forward",
                              where="the parameters are " + ", ".join(parameters), hint=batch_dims_text([(nearest, dim)]))  # fmt: skip
         if dim is list and not open_ended and name not in known:
             raise InputError(f"batch_dims[{shown(name)}] is list, but {name} is not a whole argument",
@@ -78,7 +78,7 @@ def check_arguments(option: str, names: Iterable[str], forward: Callable[..., An
     for name in names:
         if name not in parameters:
             nearest = (get_close_matches(name, parameters, n=1) or [*parameters, name])[0]
-            raise InputError(f"{option} names {shown(name)}, which is no parameter of forward",
+            raise InputError(f"{option} names {shown(name)}, which is not a parameter of forward",
                              where="the parameters are " + ", ".join(parameters), hint=f'{option}={{"{nearest}": ...}}')  # fmt: skip
 
 

@@ -274,6 +274,6 @@ def loss_gradients(
 def scaled_gradients(gradients: torch.Tensor, scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
     """Return the gradients of the micro-batches' losses multiplied by the scale of a scaler, which is on `device`."""
     if isinstance(scaler, type) or not callable(getattr(scaler, "scale", None)):
-        raise InputError(f"scaler={shown(scaler)} is no GradScaler", hint='scaler=torch.amp.GradScaler("cuda")')
+        raise InputError(f"scaler={shown(scaler)} is not a GradScaler", hint='scaler=torch.amp.GradScaler("cuda")')
     with torch.inference_mode(False), torch.no_grad():
         return scaler.scale(gradients.double().to(device, non_blocking=True))

@@ -111,7 +111,7 @@ class CheckSubject:
                 raise InputError(f"{option} is about a model, and {self.model!r} is a pipeline", hint=f"no {option}")
         if self.model.endswith(".json"):
             raise InputError(
-                f"{self.model!r} is no pipeline of another framework", hint=f"pipecompile show {self.model}"
+                f"{self.model!r} is not a pipeline of another framework", hint=f"pipecompile show {self.model}"
             )
         order = read_schedule(self.model, n_ranks=self.ranks, n_microbatches=self.microbatches)
         report = check_order(order, self.rules)

@@ -49,5 +49,5 @@ def _numbers(ranks: str | None) -> tuple[int, ...] | None:
         return None
     parts = ranks.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise InputError(f"--ranks {ranks!r} is no list of ranks", hint="--ranks 0,1,2,3")
+        raise InputError(f"--ranks {ranks!r} is not a list of ranks", hint="--ranks 0,1,2,3")
     return tuple(map(int, parts))

@@ -37,7 +37,7 @@ def seed_number(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise typer.BadParameter(f"{shown(text)} is no whole number") from None
+        raise typer.BadParameter(f"{shown(text)} is not a whole number") from None
     if not _LEAST_SEED <= number <= _MOST_SEED:
         raise typer.BadParameter(f"{number} is not in the range -2**63 to 2**63 - 1")
     return number

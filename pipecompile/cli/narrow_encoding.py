@@ -33,7 +33,7 @@ def _nothing() -> TextIO:
 
 
 def _nearest(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Return the nearest ASCII text of what cannot be encoded, and where to go on. Bytes of a path that are no text stay the same."""
+    """Return the nearest ASCII text of what cannot be encoded, and where to go on. Bytes of a path that are not text stay the same."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]

@@ -42,7 +42,7 @@ def show_report(path: Path) -> CommandReport:
         schedule = pipecompile.Schedule.load(path)
         with faults_of_file(path):
             return schedule_report(schedule, pipecompile.simulate(schedule), None)
-    raise InputError(f"{path} is no plan, schedule or program", hint="plan.json, schedule.csv or program.txt")
+    raise InputError(f"{path} is not a plan, schedule or program", hint="plan.json, schedule.csv or program.txt")
 
 
 def _plan_report(plan: object) -> CommandReport:

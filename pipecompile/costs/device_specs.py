@@ -44,7 +44,7 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise InputError(f"name={shown(self.name)} of a DeviceSpec is no text", hint='name="mine"')
+            raise InputError(f"name={shown(self.name)} of a DeviceSpec is not text", hint='name="mine"')
         if not isinstance(self.flops, Mapping) or torch.float32 not in self.flops:
             hint = "flops={torch.float32: 60e12, torch.bfloat16: 900e12}"
             raise InputError(f"flops={shown(self.flops)} has no FLOP/s of torch.float32", where=self.name, hint=hint)

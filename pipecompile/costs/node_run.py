@@ -6,7 +6,7 @@ Values between nodes are detached, so each node's backward stands alone:
                        ▲                      │
                        └──── autograd.grad ───┘      seeded with ones
 
-`Root` is an autograd node that copies nothing. Its output is no leaf, so the node may write into it in place. The
+`Root` is an autograd node that copies nothing. Its output is not a leaf, so the node may write into it in place. The
 output shares the storage of the value, so every other view of the value sees the write, as in the model itself.
 """
 

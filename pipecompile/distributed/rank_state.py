@@ -24,7 +24,7 @@ class RankState:
 
     `owner` returns the pipeline device on which a tensor lives, or None if no tensor has been placed yet: then every rank has all.
     `runner` returns the one that runs a module, by its name, on which its extra state lives; device 0 before there is one. There live
-    other entries that are no tensors.
+    other entries that are not tensors.
     """
 
     model: nn.Module

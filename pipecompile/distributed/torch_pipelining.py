@@ -79,7 +79,7 @@ def _faults(specialization: Specialization) -> Iterator[str]:
         if ends[-1] > route.source + 1:
             yield f"{route.value} goes from stage {route.source} past its neighbour to stage {ends[-1]}"
         if not isinstance(values[route.value], torch.Tensor):
-            yield f"{route.value} between stages {route.source} and {ends[-1]} is no tensor"
+            yield f"{route.value} between stages {route.source} and {ends[-1]} is not a tensor"
     for stage in specialization.stages:
         if stage.sized and _batch_input(specialization.graph, stage.inputs) is None:
             yield f"no input of stage {stage.index} has the number of samples as a dimension"

@@ -51,7 +51,7 @@ class ChangingValues:
             if is_number and (options.cuda_graphs or options.compile_stages):
                 self._refused[change.label] = "a captured or compiled stage contains it"
             elif not is_number:
-                self._refused[change.label] = "it is no plain number"
+                self._refused[change.label] = "it is not a plain number"
             if self.counts[change.label] >= _WARNED_AT and change.label in self._refused:
                 self.warnings.changing(change.label, change.place, self._refused[change.label])
 

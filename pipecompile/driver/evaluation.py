@@ -111,7 +111,7 @@ class ValidationLoop:
         if not isinstance(batches, Iterable) or isinstance(batches, torch.Tensor):
             raise InputError(f"evaluate takes batches, not {type_text(batches)}", hint="evaluate(loader)")
         if metric is not None and not callable(metric):
-            raise InputError(f"metric={shown(metric)} is no function", hint="metric=lambda output, target: ...")
+            raise InputError(f"metric={shown(metric)} is not a function", hint="metric=lambda output, target: ...")
         total = RunningTotal(is_mean=self.options.loss_reduction == "mean")
         with evaluating(self.pipe.model, self.pipe.train):
             for number, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""Calls of a loss function that are no part of a step: what they write and draw is undone."""
+"""Calls of a loss function that are not part of a step: what they write and draw is undone."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _check_division(graph: TracedGraph, request: CompileRequest, options: Option
 
 
 def check_division(graph: TracedGraph, options: Options, context: CompileContext) -> None:
-    """Raise InputError if micro-batches are no batches to the model. Warn if they change what the model computes."""
+    """Raise InputError if micro-batches are not batches to the model. Warn if they change what the model computes."""
     check_batch_first(graph)
     if options.across_batch is None:
         context.warnings.mixed(cross_sample_lines(graph))

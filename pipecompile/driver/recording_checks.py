@@ -114,7 +114,7 @@ class RecordingChecks:
 
 
 def _loss(options: Options, output: Any, targets: tuple[Any, ...]) -> torch.Tensor | None:
-    """Return the loss of a step, None if it is no scalar: the step itself refuses that."""
+    """Return the loss of a step, None if it is not a scalar: the step itself refuses that."""
     if options.loss_fn is None:
         own: torch.Tensor | None = own_loss(output)
         return own

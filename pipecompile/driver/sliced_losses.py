@@ -56,7 +56,7 @@ def analyse_loss(
         raise _refusal("the loss depends on where a slice begins")
     if loss.reduction != options.loss_reduction:
         hint = f'loss_reduction="{loss.reduction}"' if loss.reduction else ""
-        raise _refusal(f"the loss is no {options.loss_reduction} over positions", hint)
+        raise _refusal(f"the loss is not a {options.loss_reduction} over positions", hint)
     rules = partial(fixed_output_rules, stages.specialization, batch, options, context)
     analysis = find_loss(stages.specialization, batch, target, arrivals, context.warnings, rules, context.backend)
     is_known = analysis.rule.kind in (MergeKind.AVERAGED, MergeKind.ADDED) or isinstance(analysis.divisor, LossDivisor)

@@ -178,7 +178,7 @@ class Specialization:
         return next((guard for guard in guards for size in set(sizes) if not guard.holds(size)), None)
 
     def arrivals(self, batch: MiniBatch) -> dict[tuple[str, bool], Any]:
-        """Return the inputs in micro-batches, by (name, False): False says that the value is no gradient."""
+        """Return the inputs in micro-batches, by (name, False): False says that the value is not a gradient."""
         return {(name, False): parts for name, parts in zip(self.inputs, batch.values, strict=True)}
 
     def loss_weights(self, batch: MiniBatch, target: Any, arrivals: Mapping[tuple[str, bool], Any]) -> Weights:

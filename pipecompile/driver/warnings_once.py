@@ -198,7 +198,7 @@ class WarningsOnce:
         )
 
     def undivided_loss(self, forget: Callable[[], object], line: str = "") -> None:
-        """Warn that the loss is no mean over samples as far as is known, nor a mean over what is known before the forward.
+        """Warn that the loss is not a mean over samples as far as is known, nor a mean over what is known before the forward.
 
         `line` is where samples meet. `forget` drops the analysis that says so.
         """
@@ -268,7 +268,7 @@ class WarningsOnce:
             warn(text, RecordingWarning)
 
     def _after_step(self, kind: str, text: str, forget: Callable[[], object] | None = None) -> None:
-        """Keep a warning until the step has run: a loss function that raises is no loss to warn of. `forget` is called if the step
+        """Keep a warning until the step has run: a loss function that raises is not a loss to warn of. `forget` is called if the step
         fails.
         """
         self._delayed.setdefault(kind, (text, forget))

@@ -118,7 +118,7 @@ def _place(node: fx.Node) -> str:
 
 
 def _tie_items(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
-    """Tie each node to the sources that are no plain tensors, since only those cross a cut.
+    """Tie each node to the sources that are not plain tensors, since only those cross a cut.
 
     An item stays with its tuple, list, dict or object, and the user of a size that the data decide with the node that reads the size. A
     DTensor is of a mesh whose ranks are those of its own stage.

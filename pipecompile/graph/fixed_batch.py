@@ -83,7 +83,7 @@ def _rule(value: Any, other: Any, trials: Sequence[tuple[Any, Sequence[Any]]]) -
     sizes = list(zip(value.shape, other.shape, strict=True))
     changed = [dim for dim, pair in enumerate(sizes) if _decided_by_data(pair) or pair[0] != pair[1]]
     if len(changed) > 1 or any(not _may_be_double(sizes[dim]) for dim in changed):
-        return _refused("its size is no multiple of the batch size in one dimension")
+        return _refused("its size is not a multiple of the batch size in one dimension")
     rules = [MergeRule(MergeKind.JOINED, dim) for dim in changed] or reductions_for(value)
     if not trials:
         return replace(rules[0] if changed else MergeRule(MergeKind.AVERAGED), reason=UNPROVEN)
@@ -139,7 +139,7 @@ Trial = tuple[list[Any], list[list[Any]]]
 
 
 def _attempt(half: BatchProbes, double: BatchProbes, trial: int, special: Sequence[float]) -> Trial | None:
-    """Return a trial that draws the special numbers in all inputs, or else in one: the ignored class is no token; None if all fail."""
+    """Return a trial that draws the special numbers in all inputs, or else in one: the ignored class is not a token; None if all fail."""
     nodes = [node for node, _ in _inputs(double.graph)]
     for chosen in (nodes, *([node] for node in nodes if len(nodes) > 1 and special)):
         with suppress(Exception):  # any call may fail on random values

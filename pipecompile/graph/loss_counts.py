@@ -62,7 +62,7 @@ class _Factor:
 
 
 def loss_count(graph: TracedGraph, *losses: fx.Node) -> LossDivisor | None:
-    """Return the count of a loss, the sum of `losses`; None if it is no mean over samples, or over what is not known before the forward.
+    """Return the count of a loss, the sum of `losses`; None if it is not a mean over samples, or over what is not known before the forward.
 
     Terms of a sum must have the same count; terms that no sample enters have none.
     """

@@ -72,7 +72,7 @@ class RemainingLaws:
     def proven(self, *, all_ran: bool) -> MergeRule | None:
         """Return the first rule that is left, None if there is none.
 
-        A value that was the same in all trials is no proof of SAME unless all trials ran: those that did may have been alike, as a
+        A value that was the same in all trials is not a proof of SAME unless all trials ran: those that did may have been alike, as a
         CTC loss that runs on empty targets alone is 0.
         """
         rule = self.rules[0] if self.rules else None

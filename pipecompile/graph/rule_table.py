@@ -92,7 +92,7 @@ class RuleTable:
     def region_of_gradient(self, call: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return the merged values that a call of `autograd.grad` needs, and the calls between its inputs and itself, which is included.
 
-        The region is empty if a value that it reads has no rule, or is no tensor.
+        The region is empty if a value that it reads has no rule, or is not a tensor.
         """
         nodes = compute_nodes(self.graph)
         nodes = nodes[: nodes.index(call) + 1]

@@ -49,7 +49,7 @@ class SequenceAxes:
         self.axes: dict[fx.Node, list[Axis | None]] = {}
 
     def shapes(self, node: fx.Node) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
-        """Return the shapes of each leaf of a node's value, of a slice and of a whole sequence; None for a leaf that is no tensor."""
+        """Return the shapes of each leaf of a node's value, of a slice and of a whole sequence; None for a leaf that is not a tensor."""
         pairs = zip(leaves_of(node), leaves_of(self.twins[node]), strict=True)
         is_tensor = [(part, whole, isinstance(part, torch.Tensor)) for part, whole in pairs]
         return [(self._shape(part, 0), self._shape(whole, 1)) if known else None for part, whole, known in is_tensor]

@@ -41,7 +41,7 @@ class SequenceFlow:
     """The calls of a graph whose result depends on where a slice begins.
 
     `attentions` are causal attentions, `positions` count from 0, and `tables` map a slice of a table with a row per position to the
-    dimension of positions. `unclear` are constants, such as masks, that are no rows of positions. Construction raises PlanError for
+    dimension of positions. `unclear` are constants, such as masks, that are not rows of positions. Construction raises PlanError for
     a call that mixes positions.
     """
 
@@ -88,7 +88,7 @@ class SequenceFlow:
         try:
             dims = self.axes.dims(node)
         except UnclearAxisError:
-            dims = [None] if node.op == "get_attr" else self._refuse(node, "its size is no multiple of a slice's")
+            dims = [None] if node.op == "get_attr" else self._refuse(node, "its size is not a multiple of a slice's")
         self.axes.axes[node] = [None if dim is None else Axis(dim) for dim in dims]
 
     def _visit(self, node: fx.Node) -> None:

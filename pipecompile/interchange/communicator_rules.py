@@ -40,7 +40,7 @@ def rules_named(names: object) -> tuple[CommunicatorRule, ...]:
     """Return the rules with these names, a text with commas or a sequence. Raise InputError for an unknown name."""
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
     if not isinstance(parts, list | tuple) or not parts:
-        raise InputError(f"rules={shown(names)} are no names of rules", hint='rules="pair,rank"')
+        raise InputError(f"rules={shown(names)} are not names of rules", hint='rules="pair,rank"')
     known = {rule.value: rule for rule in CommunicatorRule}
     known_names("rule", parts, known)
     return tuple(dict.fromkeys(known[name] for name in parts))

@@ -61,7 +61,9 @@ def _repeat(items: list[str], times: int, text: str, position: int) -> None:
 
 
 def _mistake(text: str, position: int, why: str) -> ScheduleError:
-    return ScheduleError(f"{text!r} is no layout", where=f"character {position + 1}", why=why, hint="Et*3|(tt|)*29m|L")
+    return ScheduleError(
+        f"{text!r} is not a layout", where=f"character {position + 1}", why=why, hint="Et*3|(tt|)*29m|L"
+    )
 
 
 def megatron_order(layout: str, n_ranks: int | None = None, n_microbatches: int | None = None) -> PipelineOrder:

@@ -55,5 +55,5 @@ def parse_cell(text: str) -> OrderCell:
         raise ScheduleError(f"{text!r} overlaps an action that computes nothing")
     match = _CELL.fullmatch(text)
     if match is None:
-        raise ScheduleError(f"{text!r} is no cell of a pipeline", hint=_HINT)
+        raise ScheduleError(f"{text!r} is not a cell of a pipeline", hint=_HINT)
     return OrderCell(int(match[1]), match[2] or match[4], None if match[3] is None else int(match[3]))

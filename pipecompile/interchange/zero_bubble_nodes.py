@@ -34,7 +34,7 @@ def parse_nodes(text: str, name: str = "zero-bubble") -> PipelineOrder:
     """Return the order of a text of nodes. Raise ScheduleError with the node that cannot be read."""
     nodes = [node for node in map(_node, _NODE.findall(text)) if node is not None]
     if not nodes:
-        raise ScheduleError("there is no ScheduledNode(type=F, ...) in the text")
+        raise ScheduleError("there is not a ScheduledNode(type=F, ...) in the text")
     faults: list[str] = []
     for stage_of in _stage_maps(nodes):
         order = _order(nodes, stage_of, name)
@@ -49,7 +49,7 @@ def parse_nodes(text: str, name: str = "zero-bubble") -> PipelineOrder:
 
 
 def _node(fields_text: str) -> Node | None:
-    """Return a node; None for nodes that are no part of a step's order."""
+    """Return a node; None for nodes that are not part of a step's order."""
     fields = {key: value.strip("'\"") for key, value in _FIELD.findall(fields_text)}
     kind = fields.get("type", "").removeprefix("<FuncType.").partition(":")[0].removeprefix("FuncType.")
     where = f"ScheduledNode({fields_text})"

@@ -120,7 +120,7 @@ class Action:
 
 
 def _likely(text: str) -> str:
-    """Return what a cell that is no action probably means: other case, quotes or blanks, or cells that no comma separates; else an empty text."""
+    """Return what a cell that is not an action probably means: other case, quotes or blanks, or cells that no comma separates; else an empty text."""
     cells = [re.sub(r"[\s'\"]", "", part).upper() for part in re.split(r"[;|\t]|(?<=[0-9])\s+(?=[0-9])", text[:1000])]
     if not all(map(_ACTION.fullmatch, cells)):
         return ""

@@ -153,7 +153,7 @@ class PeriodicSchedule:
             placement = tuple(_count("placement", device) for device in data["placement"])
             name = str(data["name"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ScheduleError("the text is no periodic schedule", why=f"{type(error).__name__}: {error}") from None
+            raise ScheduleError("the text is not a periodic schedule", why=f"{type(error).__name__}: {error}") from None
         if (sliced := first_slice((*prologue, *period, *epilogue))) is not None:
             raise ScheduleError(f"{sliced} is on a slice", why="a periodic schedule has whole micro-batches")
         return cls(n_stages, placement, prologue, period, epilogue, repetitions, step, name)
@@ -165,7 +165,7 @@ _PARTS = ("prologue", "period", "epilogue")
 def _count(name: str, value: Any) -> int:
     """Return a whole number. Raise TypeError for another value: int() would make 2 of 2.7."""
     if type(value) is not int:
-        raise TypeError(f"{name} is {shown(value)}, no whole number")
+        raise TypeError(f"{name} is {shown(value)}, not a whole number")
     return value
 
 

@@ -164,7 +164,7 @@ class PeriodicProgram:
     def from_text(cls, text: str) -> PeriodicProgram:
         """Read the form of `str`. Raise ScheduleError naming what cannot be read, or counts that contradict the parts."""
         if not isinstance(text, str):
-            raise InputError(f"{type_text(text)} is no text of a program", hint="Path(path).read_text()")
+            raise InputError(f"{type_text(text)} is not the text of a program", hint="Path(path).read_text()")
         first, _, rest = text.partition("\n")
         header = _HEADER.fullmatch(first.strip())
         if header is None:

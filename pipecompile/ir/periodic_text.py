@@ -68,7 +68,7 @@ class _RowMarks:
     open: int | None = None
 
     def mark(self, line: str, place: str) -> None:
-        """Note a line that is no instruction. Raise ScheduleError if it is out of place."""
+        """Note a line that is not an instruction. Raise ScheduleError if it is out of place."""
         if line in PARTS:
             if len(self.cuts) != PARTS.index(line) or self.open is not None:
                 raise ScheduleError(f"{line!r} is out of place", where=place, why=_EACH)
@@ -88,7 +88,7 @@ class _RowMarks:
         times, step = int(match[1]), int(match[2])
         if not (times and step and times * (self.count - self.open) <= _MOST):
             raise ScheduleError(
-                f"{line} is no number of repetitions", where=place, why="as in )x3+1: three, 1 later each"
+                f"{line} is not a number of repetitions", where=place, why="as in )x3+1: three, 1 later each"
             )
         self.groups.append(InstructionGroup(self.open, self.count - self.open, times, step))
         self.open = None

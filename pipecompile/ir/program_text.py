@@ -124,7 +124,9 @@ def _counts(header: re.Match[str], n_items: int) -> tuple[int, int, tuple[int, .
 def _lines(text: str) -> list[tuple[int, str]]:
     """Return the number and the text of every line that is not blank, without a byte-order mark. Raise InputError for no text."""
     if not isinstance(text, str):
-        raise InputError(f"{type_text(text)} is no text of a program", hint="parse_program(Path(path).read_text())")
+        raise InputError(
+            f"{type_text(text)} is not the text of a program", hint="parse_program(Path(path).read_text())"
+        )
     lines = enumerate(without_mark(text).split("\n"), 1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
 

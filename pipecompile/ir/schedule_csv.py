@@ -29,7 +29,7 @@ Rows = list[list[tuple[Action, ...]]]
 """Per row its cells, each with one action, or with all actions that overlap."""
 
 _SHOWN = 8
-"""Number of unreadable cells listed after the first. A file that is no schedule has thousands."""
+"""Number of unreadable cells listed after the first. A file that is not a schedule has thousands."""
 
 _COMMUNICATION = re.compile(r"[0-9]{1,9}(?:(?:SEND_[FB]|RECV_[FB]|WAIT_SEND_[FB])[0-9]{1,9}|WAIT_REDUCE_GRAD)")
 
@@ -81,7 +81,7 @@ def read_rows(text: str) -> Rows:
 def csv_lines(text: str) -> list[str]:
     """Return the lines of the rows. Raise ScheduleError for a blank line before another row."""
     if not isinstance(text, str):
-        raise InputError(f"{type_text(text)} is no text of rows", hint="Schedule.from_csv(Path(path).read_text())")
+        raise InputError(f"{type_text(text)} is not text with rows", hint="Schedule.from_csv(Path(path).read_text())")
     lines = without_mark(text).rstrip().split("\n")
     for number, line in enumerate(lines if len(lines) > 1 else ()):
         if not line.strip():

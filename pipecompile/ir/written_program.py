@@ -222,7 +222,7 @@ def _instruction_fault(one: Any) -> str:
     if not isinstance(one.overlaps, bool):
         return f"overlaps is {shown(one.overlaps)}, not True or False"
     if not (isinstance(one.peer, int | None) and isinstance(one.tie, str | None)):
-        return f"peer {shown(one.peer)} is no device, or tie {shown(one.tie)} no name"
+        return f"peer {shown(one.peer)} is not a device, or tie {shown(one.tie)} is not a name"
     if not (_are(one.reads, Operand) and _are(one.writes, Operand)):
         return "reads and writes are not tuples of Operand"
     strange = (o for o in (*one.reads, *one.writes) if not _is_operand(o))

@@ -254,7 +254,7 @@ def _name_of(optimizer: OptimizerChoice) -> str | None:
 def _checked_schedules(schedules: Sequence[str]) -> tuple[str, ...]:
     """Return the names. Raise InputError if `schedules` is not a sequence of names of training schedules."""
     if not isinstance(schedules, str | Sequence):
-        raise InputError(f"schedules={shown(schedules)} is no sequence of names", hint=f"schedules={SCHEDULES}")
+        raise InputError(f"schedules={shown(schedules)} is not a sequence of names", hint=f"schedules={SCHEDULES}")
     entries = CATALOGUE.items()
     known = [name for name, one in entries if not (one.has_slices or one.has_copies) and name != "forward"]
     names = (schedules,) if isinstance(schedules, str) else tuple(schedules)

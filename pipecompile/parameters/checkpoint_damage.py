@@ -118,7 +118,7 @@ def read_metadata(path: Path) -> Metadata:
     except Exception as error:  # a damaged pickle raises anything
         raise CheckpointDamage(file, f"it cannot be read: {error}") from error
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        raise CheckpointDamage(file, "it is no metadata of a checkpoint")
+        raise CheckpointDamage(file, "it is not the metadata of a checkpoint")
     if not _is_flat(metadata.planner_data):
         raise CheckpointDamage(file, "its names do not say where entries are in the state")
     return metadata
@@ -215,7 +215,7 @@ def _parts(path: Path, name: str, entry: TensorStorageMetadata) -> Mapping[tuple
 def _plain(path: Path, name: str) -> str:
     """Return the name of a file. Raise CheckpointDamage for a path that leads elsewhere."""
     if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-        raise CheckpointDamage(path / _METADATA, f"{name!r} is no name of a file of the checkpoint")
+        raise CheckpointDamage(path / _METADATA, f"{name!r} is not a name of a file of the checkpoint")
     return name
 
 

@@ -38,7 +38,7 @@ def remove_old(sealed: Path, keep: int | None) -> None:
     """Remove all checkpoints but `sealed` and the `keep` - 1 newest whole ones. Leave higher numbers without checksums: other programs
     wrote these.
 
-    `.metadata` goes first: what a crash leaves is no checkpoint.
+    `.metadata` goes first: what a crash leaves is not a checkpoint.
     """
     if keep is None:
         return

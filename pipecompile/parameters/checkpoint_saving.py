@@ -73,7 +73,7 @@ def save_checkpoint(
     what the writing raised. For a pipeline on some of the ranks, `process_group=pipe.copies.group`: its ranks alone call it then.
     """
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise InputError(f"state={shown(state)} is no dictionary by names", hint='{"model": pipe.state_dict()}')
+        raise InputError(f"state={shown(state)} is not a dictionary by names", hint='{"model": pipe.state_dict()}')
     if not isinstance(asynchronous, bool):
         raise InputError(f"asynchronous={shown(asynchronous)} is neither True nor False", hint="asynchronous=True")
     kept = None if keep is None else whole("keep", keep)

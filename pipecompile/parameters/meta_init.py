@@ -47,7 +47,7 @@ Init = Source | Sequence[Source] | None
 def sources_of(init: Init, model: nn.Module) -> tuple[Source, ...]:
     """Return the sources in `init`, flat and in order.
 
-    Raises InputError for a value that is no source, a checkpoint that does not exist, and a model without tensors on meta.
+    Raises InputError for a value that is not a source, a checkpoint that does not exist, and a model without tensors on meta.
     """
     try:
         sources = _sources_of(init)

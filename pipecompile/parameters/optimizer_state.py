@@ -52,7 +52,7 @@ def load_optimizer_state(
 
     hint = "pipe.load_optimizer_state_dict(optimizer, pipe.optimizer_state_dict(optimizer))"
     if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
-        raise InputError(f"state_dict={shown(state)} is no dictionary by names", hint=hint)
+        raise InputError(f"state_dict={shown(state)} is not a dictionary by names", hint=hint)
     with _prepared(optimizer, parameters.values(), elsewhere) as has_parameters:
         if not has_parameters:
             return
@@ -99,7 +99,7 @@ def _prepared(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(
-            f"optimizer={shown(optimizer)} is no optimizer", hint="optimizer=torch.optim.Adam(pipe.parameters())"
+            f"optimizer={shown(optimizer)} is not an optimizer", hint="optimizer=torch.optim.Adam(pipe.parameters())"
         )
     gradients = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"]]
     absent = set(map(id, elsewhere))

@@ -35,7 +35,7 @@ def checked_group(group: object) -> dist.ProcessGroup | None:
         why, hint = f"rank {dist.get_rank()} is not in it", "save on the ranks of the group only"
         raise InputError("process_group= is a group of other ranks", why=why, hint=hint)
     if not isinstance(group, dist.ProcessGroup):
-        raise InputError(f"process_group={shown(group)} is no process group", hint="process_group=pipe.copies.group")
+        raise InputError(f"process_group={shown(group)} is not a process group", hint="process_group=pipe.copies.group")
     return group
 
 
@@ -58,7 +58,7 @@ class Savers:
 
     @classmethod
     def present(cls, group: dist.ProcessGroup | None) -> Savers | None:
-        """Return the present ranks; None for a process that is no rank."""
+        """Return the present ranks; None for a process that is not a rank."""
         return (
             cls(tuple(saving_ranks(group)), dist.get_rank(), group, dist.group.WORLD) if dist.is_initialized() else None
         )

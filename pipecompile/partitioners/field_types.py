@@ -3,7 +3,7 @@
     Problem(nodes, groups=("a", "b"))     group 0 is 'a', expected a tuple of names: groups=(("a", "b"),)
     Problem(nodes, recompute=True)        recompute is True, expected None, "auto", or a flag per stage: recompute=(True, False)
 
-NumPy's numbers count as numbers. A bool is no number.
+NumPy's numbers count as numbers. A bool is not a number.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def _check_arguments(
 ) -> None:
     check_kind(problem, Problem, "pc.partition(pipe.problem, n_stages)")
     if progress is not None and not callable(progress):
-        raise InputError(f"progress={shown(progress)} is no function", hint="progress=print")
+        raise InputError(f"progress={shown(progress)} is not a function", hint="progress=print")
     if not isinstance(n_stages, int) or isinstance(n_stages, bool) or n_stages < 1:
         raise InputError(f"n_stages is {shown(n_stages)}, expected an integer of at least 1", hint="n_stages=2")
     if n_stages > MOST_STAGES:

@@ -114,7 +114,7 @@ def _name_faults(problem: Problem) -> Iterator[str]:
     counts = Counter(node.name for node in problem.nodes)
     yield from (f"node {shown(name)} appears {count} times" for name, count in counts.items() if count > 1)
     for place, names in _references(problem):
-        yield from (f"{place} names {shown(name)}, which is no node" for name in names if name not in counts)
+        yield from (f"{place} names {shown(name)}, which is not a node" for name in names if name not in counts)
     for number, tensor in enumerate(problem.tensors):
         place = f"tensor {number} from {shown(tensor.source)}"
         if not tensor.consumers:

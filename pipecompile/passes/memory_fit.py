@@ -20,14 +20,14 @@ def check_schedule(schedule: Schedule, routes: Sequence[Route] | None) -> None:
     """Raise InputError if `schedule` is not a Schedule, and VerifyError if it is not legal."""
     if not isinstance(schedule, Schedule):
         hint = 'a schedule, such as pc.build_schedule("1f1b", 4, 16)'
-        raise InputError(f"{type_text(schedule)} is no Schedule", hint=hint)
+        raise InputError(f"{type_text(schedule)} is not a Schedule", hint=hint)
     verify(schedule, routes=checked_routes(routes, schedule.n_stages))
 
 
 def checked_stages(stages: object, n_stages: int) -> frozenset[int]:
     """Return a collection of stages as a set. Raise InputError if it is none, and ScheduleError for a stage that is not there."""
     if not isinstance(stages, Sequence | AbstractSet) or isinstance(stages, str | bytes):
-        raise InputError(f"stages={shown(stages)} is no collection of stages", hint="stages=[0, 1]")
+        raise InputError(f"stages={shown(stages)} is not a collection of stages", hint="stages=[0, 1]")
     numbers = frozenset(whole(f"stages[{place}]", stage, 0) for place, stage in enumerate(stages))
     if unknown := sorted(numbers - set(range(n_stages))):
         raise ScheduleError(f"there is no stage {shown(unknown[0])}", why=f"stages are 0 to {n_stages - 1}")

@@ -31,7 +31,7 @@ def insert_overlap(schedule: Schedule, *, routes: Sequence[Route] | None = None)
     """
     if not isinstance(schedule, Schedule):
         hint = 'a schedule, such as pc.build_schedule("1f1b", 4, 16)'
-        raise InputError(f"{type_text(schedule)} is no Schedule", hint=hint)
+        raise InputError(f"{type_text(schedule)} is not a Schedule", hint=hint)
     all_routes = checked_routes(routes, schedule.n_stages)
     verify(schedule, routes=all_routes)
     wanted = [frozenset(pair for pair in pairwise(row) if _may_overlap(pair)) for row in schedule.rows]

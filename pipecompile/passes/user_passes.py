@@ -59,7 +59,7 @@ class UserPass:
             named = self.title if isinstance(self.name, str) else self.name
             why = f"ours are {', '.join(PLACES)}"
             raise InputError(
-                f"{shown(named)} is no name for a pass of yours", why=why, hint='pc.UserPass(function, "mine")'
+                f"{shown(named)} is not a name for a pass of yours", why=why, hint='pc.UserPass(function, "mine")'
             )
         if self.before is not None and self.after is not None:
             raise InputError(f"pass {shown(self.title)} is both before and after", hint=f"after={shown(self.after)}")
@@ -130,7 +130,7 @@ def _verify(one: UserPass, verify: Verify, result: Any) -> None:
 
 
 def _changes(before: Program | Schedule, after: Any) -> Iterator[str]:
-    """Yield why a result is no result of a pass on `before`."""
+    """Yield why a result is not a result of a pass on `before`."""
     if type(after) is not type(before):
         yield f"it is {'nothing (no return?)' if after is None else f'of type {type(after).__name__}'}"
         return

@@ -23,7 +23,7 @@ __all__ = ["check_plan_memory"]
 
 
 def check_plan_memory(plan: Plan, options: Options, n_microbatches: int, samples: int | None) -> None:
-    """Raise InfeasibleError if a device of the plan holds more than its limit. Parameters that are gathered for a while are no part of the
+    """Raise InfeasibleError if a device of the plan holds more than its limit. Parameters that are gathered for a while are not part of the
     plan's figures: their schedule is fitted to the limit by itself.
     """
     limit = options.memory_limit

@@ -83,7 +83,7 @@ def thread_slowdown(
 
     After `budget` seconds no turn of the measurement begins.
 
-    Beside others a thread computes in the share of the step that is no bubble, M / (M + P - 1). Pieces kept whole are
+    Beside others a thread computes in the share of the step that is not a bubble, M / (M + P - 1). Pieces kept whole are
     not run in several threads here: then the factor is that of fewer intra-op threads alone.
     """
     devices, n_microbatches = options.devices, len(batch.sizes)

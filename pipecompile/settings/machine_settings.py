@@ -48,7 +48,7 @@ def _bytes_meant(text: str) -> str:
 
 
 def _memory_limit(name: str, value: Any) -> float | tuple[float, ...] | None:
-    """Return bytes, or bytes per device; an infinite number of bytes is no limit, which is None for all devices."""
+    """Return bytes, or bytes per device; an infinite number of bytes is not a limit, which is None for all devices."""
     if value is None:
         return None
     check = number(16e9, finite=False)

@@ -7,7 +7,7 @@ A check returns the value in its canonical form, or raises an error that names t
       try    n_stages=4                                     text to paste
 
 A check accepts its own result, so options can be checked again after a change. NumPy's numbers count as numbers and become
-Python's; a bool is no number.
+Python's; a bool is not a number.
 
     n_stages: Annotated[int, whole_number(4)]               in a `Group`: checked whenever a group is constructed or replaced
 """

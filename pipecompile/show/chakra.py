@@ -163,11 +163,11 @@ def save_chakra(program: Program, path: str | Path, timeline: Timeline | None = 
 
 def _check(program: object, timeline: object) -> None:
     if not isinstance(program, Program):
-        raise InputError(f"program={shown(program)} is no Program", hint='pc.save_chakra(pipe.program, "out/step")')
+        raise InputError(f"program={shown(program)} is not a Program", hint='pc.save_chakra(pipe.program, "out/step")')
     if timeline is None or (isinstance(timeline, Timeline) and timeline.n_devices == program.n_devices):
         return
     raise InputError(
-        f"timeline={shown(timeline)} is no timeline of {counted(program.n_devices, 'device')}",
+        f"timeline={shown(timeline)} is not a timeline of {counted(program.n_devices, 'device')}",
         hint="timeline=pipe.simulate() or timeline=pipe.measured, of the pipeline whose program is written",
     )
 

@@ -179,7 +179,7 @@ def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
 
 
 def _cell(span: Span) -> tuple[int, str, int | str] | None:
-    """Return (stage, kind, micro-batch) of a compute span, None if its name is no action. With a slice the last is a text: "0.1"."""
+    """Return (stage, kind, micro-batch) of a compute span, None if its name is not an action. With a slice the last is a text: "0.1"."""
     try:
         action = Action.parse(span.name)
     except ScheduleError:

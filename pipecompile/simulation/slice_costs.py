@@ -48,7 +48,7 @@ class SliceCosts:
 
 
 def make_slice_costs(n_slices: int, options: Mapping[str, Any]) -> SliceCosts | None:
-    """Return the checked shares, by default equal ones; None if micro-batches are whole. Raise InputError for what are no shares."""
+    """Return the checked shares, by default equal ones; None if micro-batches are whole. Raise InputError for what are not shares."""
     shares = [_shares(name, options.get(name), n_slices) for name in SliceOptions.__annotations__]
     if n_slices > 1 and options.get("overlap") is not None:
         raise InputError(
@@ -66,7 +66,7 @@ def _shares(name: str, value: object, n_slices: int) -> tuple[float, ...]:
         raise InputError(f"{name} is given without slices", why=why, hint='a schedule of slices, such as "seq1f1b"')
     equal = f"{name}={[round(1 / n_slices, 3)] * n_slices}"
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise InputError(f"{name}={shown(value)} is no list with a share per slice", hint=equal)
+        raise InputError(f"{name}={shown(value)} is not a list with a share per slice", hint=equal)
     if len(value) != n_slices:
         raise InputError(f"{name} has {counted(len(value), 'number')} for {counted(n_slices, 'slice')}", hint=equal)
     shares = tuple(amount(f"{name}[{index}]", share, zero=False) for index, share in enumerate(value))

@@ -3,10 +3,10 @@
     whole("n_microbatches", 0)                  refused: n_microbatches=0 is not a whole number of at least 1
     amount("effort", math.nan)                  refused: effort=nan is not a finite number of at least 0
     amounts("forward", [1, None], 2, "stage")   refused, with the entry: one number for all, or one per stage
-    file_path("path", None)                     refused: path=None is no path
+    file_path("path", None)                     refused: path=None is not a path
     checked_count(999_999, 4, "micro-batches")  refused: a text of 4 items cannot have so many micro-batches
 
-NumPy's numbers count as numbers and become Python's. A bool is no number.
+NumPy's numbers count as numbers and become Python's. A bool is not a number.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def known_names(what: str, names: Iterable[object], known: Iterable[str]) -> Non
 def check_kind(value: object, kind: type, hint: str) -> None:
     """Raise InputError unless `value` is a `kind`."""
     if not isinstance(value, kind):
-        raise InputError(f"{type_text(value)} is no {kind.__name__}", hint=hint)
+        raise InputError(f"{type_text(value)} is not a {kind.__name__}", hint=hint)
 
 
 def file_path(name: str, value: object) -> Path:
@@ -151,9 +151,9 @@ def file_path(name: str, value: object) -> Path:
         path = Path(value)  # type: ignore[arg-type]
         written = os.fsencode(path)
     except Exception:  # no path, or a text that no file system can write
-        raise InputError(f"{name}={shown(value)} is no path", hint=f'{name}="out"') from None
+        raise InputError(f"{name}={shown(value)} is not a path", hint=f'{name}="out"') from None
     if b"\0" in written:
-        raise InputError(f"{name}={shown(value)} is no path", why="it has a character 0", hint=f'{name}="out"')
+        raise InputError(f"{name}={shown(value)} is not a path", why="it has a character 0", hint=f'{name}="out"')
     if len(written) > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
         why = f"a name has at most {_LONGEST_NAME} bytes, a path {_LONGEST_PATH:,}"
         raise InputError(f"{name}={shown(value)} is too long for a path", why=why, hint=f'{name}="out"')
@@ -164,7 +164,7 @@ def place_text(value: object) -> str:
     """Return the text of a place that a message names: a text, or the path of a file. Raise InputError."""
     if isinstance(value, str | os.PathLike):
         return str(value)
-    raise InputError(f"where={shown(value)} is no text", hint='where="plan.json"')
+    raise InputError(f"where={shown(value)} is not text", hint='where="plan.json"')
 
 
 def checked_count(count: int, n_items: int, plural: str) -> int:
@@ -183,7 +183,7 @@ def checked_count(count: int, n_items: int, plural: str) -> int:
 def json_text(value: object) -> str | bytes:
     """Return a text of JSON without the byte-order mark that some editors put first. Raise InputError if it is not a text."""
     if not isinstance(value, str | bytes):
-        raise InputError(f"{type_text(value)} is no text of JSON", hint="Path(path).read_text()")
+        raise InputError(f"{type_text(value)} is not JSON text", hint="Path(path).read_text()")
     return without_mark(value)
 
 

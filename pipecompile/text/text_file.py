@@ -31,7 +31,7 @@ def load_text(path: Path, noun: str, kind: type[PipecompileError], hint: str) ->
 
 
 def save_text(path: str | Path, text: str) -> None:
-    """Write a text to a file. Raise InputError if it is no path, or cannot be written."""
+    """Write a text to a file. Raise InputError if it is not a path, or cannot be written."""
     file = file_path("path", path)
     try:
         file.write_text(text, encoding="utf-8")

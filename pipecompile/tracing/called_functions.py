@@ -29,7 +29,7 @@ _MOST = 300
 
 
 class CalledFunctions:
-    """The functions that these callables run. `owner` is at hand for those that are no methods: the module of a block."""
+    """The functions that these callables run. `owner` is at hand for those that are not methods: the module of a block."""
 
     def __init__(self, begins: Sequence[Any], owner: nn.Module | None = None) -> None:
         self._objects: dict[int, Any] = {id(owner): owner} if owner is not None else {}

@@ -19,7 +19,7 @@ def builtin_type(container: Any) -> Any:
     for base in CONTAINERS:
         if isinstance(container, base):
             return base
-    raise TypeError(f"{type(container).__name__} is no container")
+    raise TypeError(f"{type(container).__name__} is not a container")
 
 
 def keys_in(mapping: Any) -> Iterable[Any]:

@@ -21,7 +21,7 @@ __all__ = ["function_name", "function_of", "functions_replaced"]
 
 
 def function_name(frame: FrameType) -> str:
-    """Return "module:name" of the plain function that a frame runs; "" if it is no user function that its module names."""
+    """Return "module:name" of the plain function that a frame runs; "" if it is not a user function that its module names."""
     found = frame.f_globals.get(frame.f_code.co_name)
     module = frame.f_globals.get("__name__", "")
     is_of_module = vars(sys.modules.get(module, sys)) is frame.f_globals

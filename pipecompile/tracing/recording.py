@@ -288,7 +288,7 @@ class Recorder(CallRecorder):
         return twin
 
     def twin(self, leaf: Any, dim: Any) -> Any:
-        """Return the fake tensor of an input leaf with batch dimension `dim`; return a leaf that is no tensor unchanged."""
+        """Return the fake tensor of an input leaf with batch dimension `dim`; return a leaf that is not a tensor unchanged."""
         return self.twins.of_input(leaf, dim, self.symbol.size) if isinstance(leaf, torch.Tensor) else leaf
 
     def write_effect(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -26,7 +26,7 @@ Name = Callable[[int, int], object]
 def deadlocks(rows: Sequence[Sequence[Step]], name: Name) -> list[str]:
     """Return one text per cycle of rows that wait for one another; none if all rows end.
 
-    A need that no step provides is no wait.
+    A need that no step provides is not a wait.
     """
     stuck = _stuck(rows, None)
     if not stuck:

@@ -163,7 +163,7 @@ def _kept(value: Any, owned: set[int]) -> Any:
 
 
 def _gradients(call: CheckedCall, results: list[Any], leaves: list[Any]) -> Mapping[str, Any]:
-    """Return the gradients of parameters and inputs by name; of outputs that are no loss, the sum with fixed weights is taken.
+    """Return the gradients of parameters and inputs by name; of outputs that are not loss, the sum with fixed weights is taken.
 
     No gradient is accumulated, so hooks of `.grad` do not run. A forward that differentiates may have freed the graph of its outputs:
     the outputs have no gradients then, in the model as in its recording, and the other values are still compared.

@@ -67,7 +67,7 @@ def _schedule_of(program: Program) -> Schedule:
 
 def _slice_faults(program: Program) -> Iterator[str]:
     if program.n_slices < 1 or program.n_microbatches % program.n_slices:
-        yield f"{program.n_microbatches} slices are no whole micro-batches of {program.n_slices} slices"
+        yield f"{program.n_microbatches} slices are not whole micro-batches of {program.n_slices} slices"
 
 
 _FORM = {Op.SEND: (1, 0), Op.RECV: (0, 1), Op.FREE: (1, 0), Op.BROADCAST: (0, 0), Op.REDUCE: (0, 0)}

@@ -104,7 +104,7 @@ def _raised(graph: TracedGraph, call: CheckedCall, eager: Any, recorded: Any) ->
         raise MismatchError(
             f"{type(call.model).__name__} raises {type(eager).__name__} on this mini-batch, and its recording does not: {eager}",
             where=raiser(eager),
-            why="the call that raises is no call of torch, so it is no node of the recording",
+            why="the call that raises is not a call of torch, so it is not a node of the recording",
             hint="torch._assert in the place of Python's condition; check=False goes on with the recording as it is",
         ) from eager
     noticed = graph.facts.noticed_at

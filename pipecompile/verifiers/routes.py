@@ -72,7 +72,7 @@ def _faults(route: Route, n_stages: int) -> Iterator[str]:
         yield "the size must be finite and not negative"
     ends = [route.source, *route.consumers]
     if strange := [end for end in ends if not isinstance(end, Integral)]:
-        yield f"{shown(strange[0])} is no stage"
+        yield f"{shown(strange[0])} is not a stage"
         return
     if outside := [end for end in ends if end != HOST and not 0 <= end < n_stages]:
         yield f"there is no stage {shown(outside[0])}, stages are 0 to {n_stages - 1}"

@@ -164,7 +164,7 @@ def _listed(what: str, units: Iterable[int], count: int | None = None, *, n_slic
 
 
 def _overlap_faults(schedule: Schedule) -> Iterator[str]:
-    """Yield the pairs that are no neighbours or no forward with a backward, and the actions of two pairs."""
+    """Yield the pairs that are not neighbours or no forward with a backward, and the actions of two pairs."""
     begins = _pair_begins(schedule)
     found = {row[index : index + 2] for row, own in zip(schedule.rows, begins, strict=True) for index in own}
     for first, second in sorted(schedule.overlaps, key=str):

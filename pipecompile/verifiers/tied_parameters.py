@@ -27,7 +27,7 @@ def tie_sequence(ties: object) -> tuple[Tie, ...]:
     each = tuple(ties) if isinstance(ties, Sequence) and not isinstance(ties, str) else (None,)
     if all(isinstance(tie, Tie) for tie in each):
         return each
-    raise InputError(f"ties={shown(ties)} is no sequence of ties", hint="ties=()")
+    raise InputError(f"ties={shown(ties)} is not a sequence of ties", hint="ties=()")
 
 
 def tie_faults(ties: Sequence[Tie], n_stages: int) -> list[str]:

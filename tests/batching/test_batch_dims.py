@@ -254,7 +254,7 @@ def test_weights_of_samples_with_a_sum() -> None:
 
 def test_invalid_batch_dims_are_refused() -> None:
     x = torch.randn(4, 5, 6)
-    assert "is no parameter of forward" in told(lambda: pc.compile(Masked(), 2, batch_dims={"maks": None}))
+    assert "is not a parameter of forward" in told(lambda: pc.compile(Masked(), 2, batch_dims={"maks": None}))
     assert "'mask'] is True" in told(lambda: pc.compile(Masked(), 2, batch_dims={"mask": True}))
     assert "not a mapping" in told(lambda: pc.trace(Masked(), x, batch_dims=1))  # type: ignore[arg-type]
     assert "x has no dimension 3" in told(lambda: pc.trace(Masked(), x, batch_dims={"x": 3}))

@@ -46,7 +46,7 @@ class Named:
 
 
 def late(a: Any, b: Any) -> Output:
-    """Return an output whose items are in another order than its fields, with an attribute that is no item."""
+    """Return an output whose items are in another order than its fields, with an attribute that is not an item."""
     output = Output(hidden=a)
     output["logits"] = b
     object.__setattr__(output, "double", a * 2)

@@ -53,7 +53,7 @@ def test_ranks_can_be_given(real, files):
         (("dumps", "--program", "missing.txt"), 2, "the program cannot be read"),
         (("missing_0", "--program", "program.txt"), 2, "the dump cannot be read"),
         (("program.txt", "--program", "program.txt"), 2, "has no rank"),
-        (("dumps", "--program", "program.txt", "--ranks", "0,x"), 2, "is no list of ranks"),
+        (("dumps", "--program", "program.txt", "--ranks", "0,x"), 2, "is not a list of ranks"),
         (("dumps", "--program", "program.txt", "--ranks", "0"), 2, "not the 2 ranks"),
         (("dumps", "--program", "fault.txt"), 5, "is not legal"),
     ],

@@ -14,7 +14,7 @@ from pipecompile.cli.option_names import as_options
          "try --memory-limit 123, or --checkpoint auto: it fits, or --stages 5"),
         ("memory_limit=(100, 200)", "--memory-limit 100,200"),
         ("bandwidth=[[0, 5], [1]] is not a square", "--bandwidth 0,5,1 is not a square"),
-        ("pin={'4': 7, 'fc': 1} is no stage: try pin={head: 1}", "--pin 4=7,fc=1 is no stage: try --pin head=1"),
+        ("pin={'4': 7, 'fc': 1} is not a stage: try pin={head: 1}", "--pin 4=7,fc=1 is not a stage: try --pin head=1"),
         ("n_slices must be a whole number: n_slices=0", "--slices must be a whole number: --slices 0"),
         ('dispatch="inline", or cuda_graphs=True', "--dispatch inline, or --cuda-graphs"),
         ("try offload=False, or cuda_graphs='step'", "try --no-offload, or --cuda-graphs-step"),

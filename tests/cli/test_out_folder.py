@@ -21,9 +21,9 @@ def test_a_folder_that_there_is_or_can_be_made_is_taken(tmp_path: Path) -> None:
 
 
 def test_an_empty_path_is_not_the_present_folder() -> None:
-    with pytest.raises(typer.BadParameter, match="no directory"):
+    with pytest.raises(typer.BadParameter, match="not a directory"):
         folder_of("")
-    with pytest.raises(typer.BadParameter, match="no file"):
+    with pytest.raises(typer.BadParameter, match="not a file"):
         file_of("")
     assert file_of("plan.json") == Path("plan.json")
 
@@ -47,8 +47,8 @@ def test_a_folder_that_may_be_written_and_takes_no_file_is_refused(
     ("name", "told"),
     [
         ("file", "is a file"),
-        ("file/x", "is no directory"),
-        ("loop", "is no directory"),
+        ("file/x", "is not a directory"),
+        ("loop", "is not a directory"),
         ("x" * 300, "too long"),
         ("\ud800", "codec"),
     ],

@@ -24,7 +24,7 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(InputError, match=r"(?s)is a directory.*plan.json"):
         show_report(tmp_path)
-    with pytest.raises(InputError, match="no plan, schedule or program"):
+    with pytest.raises(InputError, match="not a plan, schedule or program"):
         show_report(tmp_path / "model.pt")
     for name in ("missing.txt", "missing.csv", "missing.json"):
         with pytest.raises(InputError, match=r"there is no file(?s:.*)try    pipecompile plan MODEL"):

@@ -14,7 +14,7 @@ from tests.distributed.rank_threads import ThreadCommunicator, run_communicators
 
 
 class Model(nn.Sequential):
-    """Two layers and extra state, which is no tensor."""
+    """Two layers and extra state, which is not a tensor."""
 
     def __init__(self, value: float = 0.0) -> None:
         super().__init__(nn.Linear(2, 2), nn.BatchNorm1d(2))

@@ -103,5 +103,5 @@ def test_offsets_without_a_split_are_refused_with_the_way() -> None:
 
 
 def test_a_split_of_no_argument() -> None:
-    with pytest.raises(InputError, match="split names 'cu_seqlens', which is no parameter of forward"):
+    with pytest.raises(InputError, match="split names 'cu_seqlens', which is not a parameter of forward"):
         models(split={"cu_seqlens": "offsets"})

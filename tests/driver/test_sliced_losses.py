@@ -48,11 +48,11 @@ def test_sums_add_up() -> None:
 @pytest.mark.parametrize(
     ("loss_fn", "words"),
     [
-        (summed, "the loss is no mean over positions"),
+        (summed, "the loss is not a mean over positions"),
         (lambda y, t: F.cross_entropy(y[:, -1], t[:, -1]), "the loss cannot run on slices"),
         (lambda y, t: F.cross_entropy(y[t > 3], t[t > 3]), "the loss function cannot be recorded"),
         (lambda y, t: (y[..., 0] * torch.arange(y.shape[1])).mean(), "the loss depends on where a slice begins"),
-        (lambda y, t: t.float().mean() * y.new_ones(()), "the loss is no mean|the loss cannot run"),
+        (lambda y, t: t.float().mean() * y.new_ones(()), "the loss is not a mean|the loss cannot run"),
     ],
 )
 def test_losses_that_do_not_add_up_are_refused(loss_fn: Any, words: str) -> None:

@@ -64,7 +64,7 @@ class Weighted(nn.Module):
 
 
 def test_both_recordings_have_the_same_parameters_in_an_experiment() -> None:
-    """A weight that is no layer's was drawn for each recording, and rows were refused because samples meet."""
+    """A weight that is not a layer's was drawn for each recording, and rows were refused because samples meet."""
     pipe = pc.compile(Weighted(), 1, n_microbatches=2, cost="analytic", devices=["cpu"])
     x = torch.randn(4, 3)
     torch.testing.assert_close(pipe(x), pipe.model(x))

@@ -47,8 +47,8 @@ def test_counts_are_arguments_or_part_of_a_name() -> None:
         ("deepspeed:TrainSchedule;ranks=many", {}, "ranks='many' is not a whole number"),
         ("deepspeed:TrainSchedule", {"n_ranks": 0}, "n_ranks=0 is not a whole number"),
         ("deepspeed:TrainSchedule", {"n_microbatches": 1.5}, "n_microbatches=1.5 is not a whole number"),
-        ("megatron:Et|x|L", {}, "is no layout"),
-        (3, {}, "source=3 is no path"),
+        ("megatron:Et|x|L", {}, "is not a layout"),
+        (3, {}, "source=3 is not a path"),
     ],
 )
 def test_wrong_names_and_counts_are_refused(source: object, options: dict[str, object], message: str) -> None:

@@ -40,14 +40,14 @@ def test_what_torch_dumps_is_written_back_letter_by_letter(cls_name: str, name: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0X0\n", r"line 1, cell 2: '0X0' is no cell"),
-        ("0F0,0SEND_F\n", "'0SEND_F' is no cell"),
-        ("0F0,0UNSHARD3\n", "'0UNSHARD3' is no cell"),
+        ("0F0,0X0\n", r"line 1, cell 2: '0X0' is not a cell"),
+        ("0F0,0SEND_F\n", "'0SEND_F' is not a cell"),
+        ("0F0,0UNSHARD3\n", "'0UNSHARD3' is not a cell"),
         ("(0F0;0UNSHARD)OVERLAP_F_B\n", "overlaps an action that computes nothing"),
         ("()OVERLAP_F_B\n", "overlaps an action that computes nothing"),
         ("0UNSHARD\n", "there is no action"),
         ("0F0\n\n1F0\n", "a line is blank"),
-        ("0F99999999999\n", "is no cell"),
+        ("0F99999999999\n", "is not a cell"),
     ],
 )
 def test_what_is_no_cell_is_refused_with_its_place(text: str, message: str) -> None:

@@ -67,11 +67,13 @@ def test_absurd_repetitions_are_refused_by_the_parser_of_schedules_too() -> None
 def test_counts_of_json_are_whole_numbers(name: str, value: object) -> None:
     data = json.loads(PeriodicSchedule.from_csv(TEXT).to_json())
     data[name] = [value, 1] if name == "placement" else value
-    with pytest.raises(ScheduleError, match=f"no periodic schedule\n  why    TypeError: {name} is .*, no whole number"):
+    with pytest.raises(
+        ScheduleError, match=f"not a periodic schedule\n  why    TypeError: {name} is .*, not a whole number"
+    ):
         PeriodicSchedule.from_json(json.dumps(data))
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "x", '{"prologue": 1}', TEXT])
 def test_other_json_is_refused(text: str) -> None:
-    with pytest.raises(ScheduleError, match="the text is no periodic schedule"):
+    with pytest.raises(ScheduleError, match="the text is not a periodic schedule"):
         PeriodicSchedule.from_json(text)

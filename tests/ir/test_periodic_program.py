@@ -57,5 +57,5 @@ def test_another_text_is_refused(old: str, new: str, message: str) -> None:
 
 
 def test_what_is_no_text_is_refused() -> None:
-    with pytest.raises(InputError, match="a NoneType is no text of a program"):
+    with pytest.raises(InputError, match="a NoneType is not the text of a program"):
         PeriodicProgram.from_text(None)  # type: ignore[arg-type]

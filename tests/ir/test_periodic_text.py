@@ -44,9 +44,9 @@ def test_the_text_of_a_long_prologue_is_short() -> None:
     ("old", "new", "message"),
     [
         (")x3+1", ")x3", r"'\)x3' ends no group\n  where  line 7"),
-        (")x3+1", ")x0+1", r"\)x0\+1 is no number of repetitions"),
-        (")x3+1", ")x3+0", r"\)x3\+0 is no number of repetitions"),
-        (")x3+1", ")x999999999+1", "is no number of repetitions"),
+        (")x3+1", ")x0+1", r"\)x0\+1 is not a number of repetitions"),
+        (")x3+1", ")x3+0", r"\)x3\+0 is not a number of repetitions"),
+        (")x3+1", ")x999999999+1", "is not a number of repetitions"),
         ("  )x3+1\n", "", "'period' is out of place\n  where  line 7"),
         ("  (\n", "", r"'\)x3\+1' ends no group"),
         ("  (\n", "  (\n  (\n", r"'\(' is out of place\n  where  line 5"),

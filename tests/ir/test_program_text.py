@@ -131,5 +131,5 @@ def test_damaged_text_is_refused_or_read_as_what_it_says(start: int, length: int
 
 @pytest.mark.parametrize("text", [None, b"program: 1 stages on devices 0, 1 micro-batches", 3])
 def test_what_is_no_text_is_refused(text: object) -> None:
-    with pytest.raises(InputError, match="is no text of a program"):
+    with pytest.raises(InputError, match="is not the text of a program"):
         parse_program(text)  # type: ignore[arg-type]

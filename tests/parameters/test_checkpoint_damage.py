@@ -158,7 +158,7 @@ def test_a_file_outside_the_checkpoint_is_not_opened(name: str, whole: Path, tmp
     for info in metadata.storage_data.values():
         info.relative_path = name
     (path / METADATA).write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointDamage, match="is no name of a file of the checkpoint"):
+    with pytest.raises(CheckpointDamage, match="is not a name of a file of the checkpoint"):
         check_files(path)
 
 
@@ -254,7 +254,7 @@ def test_metadata_of_a_few_bytes_take_no_memory(tmp_path: Path) -> None:
     """A memo entry of a large number took gigabytes, before."""
     (tmp_path / ".metadata").write_bytes(b"\x80\x02]r\xff\xff\xff\x07.")
     tracemalloc.start()
-    with pytest.raises(pc.InputError, match="it is no metadata of a checkpoint"):
+    with pytest.raises(pc.InputError, match="it is not the metadata of a checkpoint"):
         read_metadata(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

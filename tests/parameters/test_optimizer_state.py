@@ -90,8 +90,8 @@ def test_an_optimizer_without_parameters_has_no_state() -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (None, "state_dict=None is no dictionary by names"),
-        ({0: 1}, "state_dict={0: 1} is no dictionary by names"),
+        (None, "state_dict=None is not a dictionary by names"),
+        ({0: 1}, "state_dict={0: 1} is not a dictionary by names"),
         ({"x": 1}, "state_dict is of another optimizer"),
         ({}, "state_dict is of another optimizer"),
     ],
@@ -100,7 +100,7 @@ def test_a_state_of_something_else_is_refused(state: Any, message: str) -> None:
     layer = nn.Linear(2, 2)
     with pytest.raises(InputError, match=message):
         load_optimizer_state(dict(layer.named_parameters()), torch.optim.Adam(layer.parameters()), state)
-    with pytest.raises(InputError, match="optimizer=None is no optimizer"):
+    with pytest.raises(InputError, match="optimizer=None is not an optimizer"):
         optimizer_state_of(dict(layer.named_parameters()), None)  # type: ignore[arg-type]
 
 

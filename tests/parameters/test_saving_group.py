@@ -27,7 +27,7 @@ def test_a_group_serves_for_its_default_group_alone() -> None:
 
 def test_a_group_that_is_given_is_one_of_this_rank() -> None:
     assert checked_group(None) is None
-    with pytest.raises(InputError, match="process_group=3 is no process group"):
+    with pytest.raises(InputError, match="process_group=3 is not a process group"):
         checked_group(3)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:

@@ -75,7 +75,7 @@ def test_slices_in_another_order_are_illegal() -> None:
             ):
                 with pytest.raises(VerifyError, match=r"must (not )?read @1\.k#"):
                     verify(replace(program, rows=(program.rows[0], row)))
-    with pytest.raises(VerifyError, match="6 slices are no whole micro-batches of 4 slices"):
+    with pytest.raises(VerifyError, match="6 slices are not whole micro-batches of 4 slices"):
         verify(replace(program, n_slices=4))
     with pytest.raises(VerifyError):
         verify(replace(program, n_slices=1))

@@ -10,9 +10,9 @@ def test_stages_are_a_collection_of_numbers_that_are_there() -> None:
     assert checked_stages({0, 2}, 3) == {0, 2}
     with pytest.raises(ScheduleError, match="there is no stage 3"):
         checked_stages([3], 3)
-    with pytest.raises(InputError, match="is no collection of stages"):
+    with pytest.raises(InputError, match="is not a collection of stages"):
         checked_stages("0", 3)
-    with pytest.raises(InputError, match="a str is no Schedule"):
+    with pytest.raises(InputError, match="a str is not a Schedule"):
         check_schedule("1f1b", None)  # type: ignore[arg-type]
 
 

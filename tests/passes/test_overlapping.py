@@ -96,5 +96,5 @@ def test_of_two_pairs_that_wait_for_one_another_one_overlaps() -> None:
 
 
 def test_only_schedules_overlap() -> None:
-    with pytest.raises(InputError, match="a str is no Schedule"):
+    with pytest.raises(InputError, match="a str is not a Schedule"):
         insert_overlap("1f1b")  # type: ignore[arg-type]

@@ -94,11 +94,11 @@ def test_offloads_do_not_need_all_micro_batches() -> None:
 
 def test_what_cannot_be_lowered_so_is_refused() -> None:
     schedule = build_periodic("1f1b", 2, 16)
-    with pytest.raises(InputError, match="a Schedule is no PeriodicSchedule"):
+    with pytest.raises(InputError, match="a Schedule is not a PeriodicSchedule"):
         lower_periodic(schedule.unrolled())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="checkpoint='except_last' has no period"):
         lower_periodic(schedule, checkpoint="except_last")
-    with pytest.raises(InputError, match="a Program is no PeriodicProgram"):
+    with pytest.raises(InputError, match="a Program is not a PeriodicProgram"):
         unroll(lower(schedule.unrolled()))  # type: ignore[arg-type]
 
 

@@ -171,8 +171,8 @@ def test_where_copies_run_beside_compute_received_values_stay() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"run": 3}, "3 is not a function"), ({"run": same, "name": "slots"}, "'slots' is no name"),
-        ({"run": same, "name": "a\nb"}, "is no name"), ({"run": same, "name": 3}, "is no name"),
+        ({"run": 3}, "3 is not a function"), ({"run": same, "name": "slots"}, "'slots' is not a name"),
+        ({"run": same, "name": "a\nb"}, "is not a name"), ({"run": same, "name": 3}, "is not a name"),
         ({"run": same, "before": "slots", "after": "compute"}, "both before and after"),
         ({"run": same, "before": "slot"}, "'slot' is not known"), ({"run": same, "after": 3}, "3 is not known"),
     ],

@@ -167,9 +167,9 @@ def test_any_order_that_keeps_the_dependencies_reads_what_the_program_reads(
 
 
 def test_what_is_no_program_or_timeline_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(pc.InputError, match="is no Program"):
+    with pytest.raises(pc.InputError, match="is not a Program"):
         pc.save_chakra(pc.build_schedule("1f1b", 2, 2), tmp_path / "x")  # type: ignore[arg-type]
-    with pytest.raises(pc.InputError, match="no timeline of 4 devices"):
+    with pytest.raises(pc.InputError, match="not a timeline of 4 devices"):
         pc.save_chakra(program(), tmp_path / "x", pc.simulate(pc.build_schedule("1f1b", 2, 2)))
     (tmp_path / "file").write_text("")
     with pytest.raises(pc.InputError, match="cannot be written"):

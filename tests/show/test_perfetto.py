@@ -30,7 +30,7 @@ def faults(text):
     ]
     for e in events:
         if e["ph"] == "M" and not isinstance(next(iter(e["args"].values())), METADATA.get(e["name"], type(None))):
-            found.append(f"{e} is no metadata")
+            found.append(f"{e} is not metadata")
         if e["ph"] == "C" and not all(isinstance(v, int | float) for v in e["args"].values()):
             found.append(f"{e} counts no number")
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}

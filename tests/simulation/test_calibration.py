@@ -29,7 +29,7 @@ def test_each_cost_is_the_median_of_its_stage() -> None:
 
 
 def test_what_has_no_actions_is_refused() -> None:
-    with pytest.raises(InputError, match="a str is no Timeline"):
+    with pytest.raises(InputError, match="a str is not a Timeline"):
         calibrate("measured")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the timeline has no actions"):
         calibrate(Timeline.measured([(0, "wait", 0.0, 1.0)], 1))

@@ -23,7 +23,7 @@ def tasks() -> tuple[TaskGraph, list[str]]:
 def test_a_task_per_compute_and_a_message_per_send_between_devices() -> None:
     graph, messages = tasks()
     assert [str(action) for action in graph.actions] == ["0F0", "0B0", "1F0", "1B0"]
-    assert messages == ["v0#0 0->1", "v0'1#0 1->0"], "the host's transfers are no messages"
+    assert messages == ["v0#0 0->1", "v0'1#0 1->0"], "the host's transfers are not messages"
     assert graph.links == [(0, 1), (1, 0)]
     assert graph.delays == [2.0, 2.0]
     assert graph.sends == [(0,), (), (), (1,)]

@@ -36,8 +36,11 @@ def test_shares_are_equal_by_default_and_none_for_whole_micro_batches() -> None:
             {"slice_bytes": [1, 3]},
             r"slice_bytes sums to 4\n.*shares of a micro-batch\n  try    slice_bytes=\[0.25, 0.75\]",
         ),
-        ({"slice_bytes": 0.5}, r"slice_bytes=0.5 is no list with a share per slice\n  try    slice_bytes=\[0.5, 0.5\]"),
-        ({"slice_bytes": "ab"}, "slice_bytes='ab' is no list with a share per slice"),
+        (
+            {"slice_bytes": 0.5},
+            r"slice_bytes=0.5 is not a list with a share per slice\n  try    slice_bytes=\[0.5, 0.5\]",
+        ),
+        ({"slice_bytes": "ab"}, "slice_bytes='ab' is not a list with a share per slice"),
         ({"slice_seconds": [1, 0]}, r"slice_seconds\[1\]=0 is not a finite number above 0"),
         ({"slice_seconds": [1.5, -0.5]}, r"slice_seconds\[1\]=-0.5 is not a finite number"),
         ({"slice_seconds": [float("nan"), 1]}, r"slice_seconds\[0\]=nan is not a finite number"),

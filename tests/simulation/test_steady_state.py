@@ -51,7 +51,7 @@ def test_what_does_not_repeat_its_times_is_simulated_in_full() -> None:
 
 
 def test_only_periodic_schedules_are_simulated_so() -> None:
-    with pytest.raises(InputError, match="a str is no PeriodicSchedule"):
+    with pytest.raises(InputError, match="a str is not a PeriodicSchedule"):
         simulate_periodic("1f1b")  # type: ignore[arg-type]
     short = PeriodicSchedule.from_csv("(0F0;0B0)x2+1\n")
     assert simulate_periodic(short).makespan == 6.0

@@ -100,7 +100,7 @@ def test_names_may_be_anything() -> None:
 
 def test_json_is_a_text() -> None:
     assert json_text("\ufeff[]") == "[]"
-    with pytest.raises(InputError, match="a NoneType is no text of JSON"):
+    with pytest.raises(InputError, match="a NoneType is not JSON text"):
         json_text(None)
 
 
@@ -111,7 +111,7 @@ class Strange:
 
 @pytest.mark.parametrize("value", [None, 3, Strange(), "a\0b", b"ab", "\ud800", Path("a/\ud800")])
 def test_what_names_no_file_is_no_path(value: object) -> None:
-    with pytest.raises(InputError, match=r"out=.* is no path"):
+    with pytest.raises(InputError, match=r"out=.* is not a path"):
         file_path("out", value)
 
 
@@ -125,5 +125,5 @@ def test_a_name_that_no_file_can_have_is_too_long_for_a_path() -> None:
 
 def test_a_place_is_a_text_or_a_path() -> None:
     assert (place_text("line 3"), place_text(Path("a/b"))) == ("line 3", "a/b")
-    with pytest.raises(InputError, match=r"where=\[a number of thousands of digits\] is no text"):
+    with pytest.raises(InputError, match=r"where=\[a number of thousands of digits\] is not text"):
         place_text([10**5000])

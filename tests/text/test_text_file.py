@@ -33,8 +33,8 @@ def test_a_folder_no_folder_and_no_path_are_refused(subject: Any, tmp_path: Path
     for path, message in (
         (tmp_path, "cannot be written: Is a directory"),
         (tmp_path / "none" / "x", "cannot be written: No such file or directory"),
-        (None, "path=None is no path"),
-        ("a\0b", "is no path"),
+        (None, "path=None is not a path"),
+        ("a\0b", "is not a path"),
     ):
         with pytest.raises(InputError, match=message):
             subject.save(path)

@@ -125,7 +125,7 @@ def test_a_value_that_code_cannot_contain_reaches_the_call(value: Any) -> None:
 
 @pytest.mark.parametrize("keyword", ["class", "a b", "x=1, y", "\ufb01"])
 def test_a_keyword_that_is_no_name_is_refused(keyword: str) -> None:
-    with pytest.raises(pc.TraceError, match="a keyword of a call is no name"):
+    with pytest.raises(pc.TraceError, match="a keyword of a call is not a name"):
         trace(Called(**{keyword: 1}), torch.randn(3, 4))
 
 

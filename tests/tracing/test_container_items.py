@@ -48,7 +48,7 @@ def test_stored_items_of_subclasses_and_of_built_in_containers() -> None:
     for container in ([1, 2], deque([1, 2]), {1, 2}):
         refill(container, [5])
         assert items_in(container) == [5]
-    with pytest.raises(TypeError, match="int is no container"):
+    with pytest.raises(TypeError, match="int is not a container"):
         values_in(3)
 
 

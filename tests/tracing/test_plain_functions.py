@@ -88,7 +88,7 @@ def test_names_stand_for_the_replacement_inside_the_block_alone() -> None:
 
     old, name = mask_of, f"{__name__}:mask_of"
     if __name__ not in sys.modules:
-        pytest.skip("this file is no module of the process")
+        pytest.skip("this file is not a module of the process")
     assert function_of(name) is old
     with functions_replaced([(old, new)]):
         assert mask_of is new

@@ -1,4 +1,4 @@
-"""Extra state of modules (`get_extra_state`), which is no tensor: it lives on the rank that runs the module.
+"""Extra state of modules (`get_extra_state`), which is not a tensor: it lives on the rank that runs the module.
 
 counted.n += 1 in its forward    the rank of the stage that writes there
 a module that only reads         the rank of its first operation; without operations of its own, that of a module inside it

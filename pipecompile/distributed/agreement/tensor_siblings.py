@@ -59,6 +59,6 @@ class TensorSiblings:
 
 
 def _are_unlike(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Return whether two ranks have other elements in all tensors that are no placeholders."""
+    """Return whether two ranks have other elements in all tensors that are not placeholders."""
     unlike = [a != b for a, b in zip(one, other, strict=True) if a & b & 1]
     return bool(unlike) and all(unlike)

@@ -1,7 +1,7 @@
 """Warnings of ranks of a pipeline that update their weights differently: a rank alone has skipped a step of its optimizer, or has clipped
 its gradients by the norm of its own stages, or has not cleared them.
 
-The model is then trained as no eager run would train it. A script may mean it (another optimizer for a part), so it is no error.
+The model is then trained as no eager run would train it. A script may mean it (another optimizer for a part), so it is not an error.
 """
 
 from __future__ import annotations

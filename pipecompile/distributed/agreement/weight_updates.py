@@ -119,7 +119,7 @@ class WeightUpdates:
 
     @contextmanager
     def of_program(self, calls: Calls) -> Iterator[None]:
-        """Run a call in this context: what changes weights in it is no update by the script."""
+        """Run a call in this context: what changes weights in it is not an update by the script."""
         self._is_within = True
         try:
             yield

@@ -132,7 +132,7 @@ class HeldGradients:
 
 
 def _are_hidden(gradients: Iterable[torch.Tensor]) -> bool:
-    """Return whether the first elements of gradients are no numbers. A GPU is waited for once."""
+    """Return whether the first elements of gradients are not numbers. A GPU is waited for once."""
     parts = [local(gradient) for gradient in gradients]
     first = [part.reshape(-1)[0].isnan() for part in parts if part.numel()]
     return not first or bool(torch.stack(first).all())

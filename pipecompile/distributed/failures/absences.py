@@ -4,7 +4,7 @@ saves, the exception that has ended one of its threads or that its script handle
     rank 0   compile   compile   waits ──► "rank 1 has made 1 pipeline on ranks 0, 1; this is number 2 of rank 0"
     rank 1   compile   step
 
-A thread that ends by an exception does not end its process, so it is no failure: other ranks read the note if the rank is late.
+A thread that ends by an exception does not end its process, so it is not a failure: other ranks read the note if the rank is late.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class FlightDump:
 
 
 def read_flight_dumps(paths: Sequence[str | Path]) -> dict[int, FlightDump]:
-    """Return the dumps by rank. A folder stands for the files in it. Raise InputError for a file that is no dump, or a rank twice."""
+    """Return the dumps by rank. A folder stands for the files in it. Raise InputError for a file that is not a dump, or a rank twice."""
     files = [file for path in paths for file in _files(file_path("dumps", path))]
     if not files:
         raise InputError("there is no dump", hint="pipecompile hang /tmp/nccl_trace_rank_* --program out/program.txt")
@@ -121,7 +121,7 @@ def read_flight_dump(path: str | Path) -> FlightDump:
         return _dump_of(int(match[1]), _decoded(content))
     except Exception as error:  # a damaged pickle raises anything
         raise InputError(
-            "the file is no dump of a flight recorder", where=str(file), why=described(error),
+            "the file is not a dump of a flight recorder", where=str(file), why=described(error),
             hint="the file that torch wrote, whole",
         ) from None  # fmt: skip
 

@@ -103,7 +103,7 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 def encode(value: Any, device: torch.device = CPU) -> tuple[MessageLayout, torch.Tensor | None]:
     """Return the layout of a value and a tensor with its payload, on `device`; that of an object is always on the CPU.
 
-    The tensor shares the memory of the value if that lies dense on `device`. A value that is no plain strided tensor is pickled, but
+    The tensor shares the memory of the value if that lies dense on `device`. A value that is not a plain strided tensor is pickled, but
     the result of a collective under way is awaited.
     """
     if value is None:

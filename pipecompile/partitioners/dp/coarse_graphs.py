@@ -83,6 +83,6 @@ def _cut(state: SolverState, coarse: Clusters, low: float, deadline: float) -> N
     rounds = TargetBisection.of(search, graph, listing, search.target, deadline)
     if rounds is None:
         return
-    rounds.run(deadline)  # what it refutes is no bound of the graph: many down-sets are missing
+    rounds.run(deadline)  # what it refutes is not a bound of the graph: many down-sets are missing
     if state.offer(search.assignment, coarse, "dp"):
         polish(state, deadline)

@@ -27,7 +27,7 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class _Received(torch.autograd.Function):
-    """The identity, on the same memory and with the same version counter. The result is no view, so it may be written."""
+    """The identity, on the same memory and with the same version counter. The result is not a view, so it may be written."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 nothing is kept

@@ -87,7 +87,7 @@ class SliceState:
 
 
 class _OfSlice(nn.Module):
-    """A call whose result depends on the slice. The state is no part of the module's own state."""
+    """A call whose result depends on the slice. The state is not part of the module's own state."""
 
     def __init__(self, state: SliceState) -> None:
         super().__init__()

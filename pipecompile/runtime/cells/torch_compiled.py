@@ -29,7 +29,7 @@ def check_backend(choice: bool | str) -> None:
     """Raise InputError for a backend that `torch.compile` does not know."""
     if isinstance(choice, str) and choice not in (known := torch.compiler.list_backends(exclude_tags=())):
         what, hint = (
-            f"compile_stages={shown(choice)} is no backend of torch.compile",
+            f"compile_stages={shown(choice)} is not a backend of torch.compile",
             f'compile_stages="{near(choice, known)}"',
         )
         raise InputError(what, why=f"known are {', '.join(torch.compiler.list_backends())}", hint=hint)

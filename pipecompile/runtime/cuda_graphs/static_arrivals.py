@@ -20,7 +20,7 @@ __all__ = ["Arrivals"]
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The leaves of what arrives. `places` has, per leaf, its index among `tensors`, or None for a leaf that is no tensor."""
+    """The leaves of what arrives. `places` has, per leaf, its index among `tensors`, or None for a leaf that is not a tensor."""
 
     tensors: Sequence[torch.Tensor]
     places: tuple[int | None, ...]

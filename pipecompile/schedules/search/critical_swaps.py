@@ -5,7 +5,7 @@
 
 Problem: the order of actions on each device with the least makespan, a job shop. Only swaps of neighbours on the critical path
 can shorten it: Van Laarhoven, Aarts, Lenstra, "Job Shop Scheduling by Simulated Annealing", 1992. Each step simulates every such
-swap and makes the best, even if it is no improvement; the reverse swap is forbidden (tabu) for the next steps. The cost is the
+swap and makes the best, even if it is not an improvement; the reverse swap is forbidden (tabu) for the next steps. The cost is the
 number of walks (simulations), each linear in the number of actions.
 """
 

@@ -86,7 +86,7 @@ def check_keywords(names: Iterable[str], code: str = "PC199") -> None:
     for name in names:
         if not is_code_name(name):
             raise TraceError(
-                f"cannot trace: a keyword of a call is no name in Python's code: {shown(name)}",
+                f"cannot trace: a keyword of a call is not a name in Python's code: {shown(name)}",
                 code=code, where=caller(), why="a recorded graph is written as code", hint="pass a dictionary, or another keyword",
             )  # fmt: skip
 
@@ -114,7 +114,7 @@ _CODE_OF_LETTER = re.compile("_([0-9a-f]+)_")
 def graph_path(name: str) -> str:
     """Return the path in the graph module of the model's attribute `name`: a dotted name that generated code can contain.
 
-    A name that a GraphModule has itself (`graph`, `code`) moves under `_of_model`. An atom that is no name in Python's code, such
+    A name that a GraphModule has itself (`graph`, `code`) moves under `_of_model`. An atom that is not a name in Python's code, such
     as a keyword or the key `a"b` of a ModuleDict, is quoted: `_quoted_a_22_b`. Different names have different paths.
     """
     atoms = name.split(".")

@@ -159,7 +159,7 @@ class ValueNodes:
         return pytree.tree_map_only(torch.Tensor, self._fake_of, structure, is_leaf=has_attributes)
 
     def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, FakeTensor) or self.has_node_for(tensor):  # a DTensor is no FakeTensor, but has one
+        if isinstance(tensor, FakeTensor) or self.has_node_for(tensor):  # a DTensor is not a FakeTensor, but has one
             return tensor
         twin = self.twins.of(tensor)
         self._owned.setdefault(id(twin), (None, tensor))

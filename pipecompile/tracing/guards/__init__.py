@@ -10,5 +10,5 @@
     6  state_guards        the guards of one recording: whether they hold, and if not, what has changed, and where it is read
     7  lifted_state        numbers that change between steps: stand-ins while recording, the present numbers before every run
 
-The contents of tensors are no guards, because the graph reads them at every run. Open `state_guards` first.
+The contents of tensors are not guards, because the graph reads them at every run. Open `state_guards` first.
 """

@@ -50,7 +50,7 @@ class ExecutedCode:
             warn(_BOTH_TAKEN, RecordingWarning)
         else:
             self._collects = gc.isenabled()
-            gc.disable()  # a collection runs finalizers and callbacks, which are no code of the model
+            gc.disable()  # a collection runs finalizers and callbacks, which are not code of the model
             self.off.install(self._note)
         return self
 

@@ -96,7 +96,7 @@ def _read_names(value: Any, own: Mapping[str, Any], reads: Reads | None) -> Read
 
 
 def _add_registration(walk: Walk, tables: list[Any], label: str, name: str) -> None:
-    """Note that a tensor that every run reads anew, or leaves, is no parameter or buffer, as it is after `remove_weight_norm`."""
+    """Note that a tensor that every run reads anew, or leaves, is not a parameter or buffer, as it is after `remove_weight_norm`."""
     walk.state.add(f"registered: {label}", any(name in table for table in tables), "")
     walk.state.sized += tables
 

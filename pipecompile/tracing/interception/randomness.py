@@ -7,7 +7,7 @@
     if random.random() > 0.2: ...             PC116               at this line; the piece around it becomes an opaque node
 
 Draws of torch without a seed in the model only keep their order, so that a pipeline draws what the plain loop draws. A draw of
-`random`, `numpy.random` or a generator object is no call of torch, so its value would be a constant of the recording. A recording
+`random`, `numpy.random` or a generator object is not a call of torch, so its value would be a constant of the recording. A recording
 notices that the state of a generator is another at its end. Only then it runs again, with Python's trace function, to find the line.
 """
 

@@ -137,7 +137,7 @@ def tensors_within(value: Any) -> Iterator[torch.Tensor]:
 
 
 def attribute_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and tensors of attributes that are no parameters and buffers, also in lists, dicts and objects."""
+    """Yield the names and tensors of attributes that are not parameters and buffers, also in lists, dicts and objects."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in STATE_TABLES:

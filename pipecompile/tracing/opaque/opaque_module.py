@@ -81,7 +81,7 @@ class OpaqueModule(nn.Module):
         super().__init__()
         self.piece, self.symbol, self.function = piece, symbol, function
         self.expected_results: list[ExpectedResult] = []
-        self.owner = (owner,)  # in a tuple, so that it is no child
+        self.owner = (owner,)  # in a tuple, so that it is not a child
         self.watched = WatchedState()
         self.written: tuple[torch.Tensor, ...] = ()
         if piece.is_module:

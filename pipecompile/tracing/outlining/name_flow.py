@@ -86,7 +86,7 @@ class NameFlow(ast.NodeVisitor):
         self._function(node)
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
-        """Take every name that a function reads, and that is no parameter of it, as read where it is defined."""
+        """Take every name that a function reads, and that is not a parameter of it, as read where it is defined."""
         self._visit_all((*node.args.defaults, *node.args.kw_defaults))
         parameters = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
         body: list[ast.AST] = [*node.body] if isinstance(node.body, list) else [node.body]

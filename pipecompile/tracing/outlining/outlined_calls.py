@@ -77,7 +77,7 @@ class BlockCall:
         return {name: after[name] for name in self.writes if after.get(name, _UNSET) is not _UNSET}
 
     def check(self, result: Mapping[str, Any]) -> None:
-        """Raise UnsuitableBlock if a result of this call is no possible result of every call."""
+        """Raise UnsuitableBlock if a result of this call is not a possible result of every call."""
         for name, value in self.before.items():
             if name in result and _kinds(value) != _kinds(result[name]):
                 raise UnsuitableBlock(
@@ -151,7 +151,7 @@ def owner_of(frame: FrameType | None, paths: Mapping[int, str]) -> str:
 
 
 def owner_in(frame: FrameType, paths: Mapping[int, str]) -> nn.Module | None:
-    """Return the module of the model whose method a frame runs. A plain function that takes a module is no method of it."""
+    """Return the module of the model whose method a frame runs. A plain function that takes a module is not a method of it."""
     code = frame.f_code
     owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     is_method = code.co_argcount and (code.co_varnames[0] == "self" or hasattr(type(owner), code.co_name))

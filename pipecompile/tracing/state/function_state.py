@@ -150,7 +150,7 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list
     """Restore, when the block ends, modules, tensors, containers and objects that the functions of a model name as globals or close over.
 
     The names themselves are bound as before, and context variables and settings of the process set as before. Without `tensors`, contents
-    are left as they are: for a block that computes on fake tensors. After the block, the list has the names of what had changed and is no part of the model.
+    are left as they are: for a block that computes on fake tensors. After the block, the list has the names of what had changed and is not part of the model.
     """
     code, roots, names = reachable(model), roots_near(model), list[str]()
     if not _is_users(model):  # the call of a loss is a model of the recorder's: `function_restored` is around it
@@ -193,7 +193,7 @@ def warn_of_outer_changes(model: nn.Module, names: Sequence[str]) -> None:
     """Warn that what a forward changes beside the model is lost."""
     if names:
         warn(
-            f"{type(model).__name__}.forward changes {', '.join(names)}, which is no part of the model: a pipeline leaves it"
+            f"{type(model).__name__}.forward changes {', '.join(names)}, which is not part of the model: a pipeline leaves it"
             " as it is. Try a buffer or an attribute of the model instead",
             RecordingWarning,
         )

@@ -170,7 +170,7 @@ def _later_changes(
         return _record_again(recording, inputs, kept)
     if not all(adds_a_constant(one.value) for one in later):
         raise CarriedStateError(changes, model)
-    if any(isinstance(one.value, LiftedNumber) for one in later):  # a length that only grows is no counter
+    if any(isinstance(one.value, LiftedNumber) for one in later):  # a length that only grows is not a counter
         warn_of_decisions(comparisons, model)
     return [replace(one, value=examples(one.value)) for one in later]
 

@@ -67,10 +67,10 @@ def test_nccl_retires_what_has_timed_out_and_gloo_what_is_over(tmp_path):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"", "is no dump"),
-        (b"nothing", "is no dump"),
-        (b"{", "is no dump"),
-        (b"[" * 100_000, "is no dump"),
+        (b"", "is not a dump"),
+        (b"nothing", "is not a dump"),
+        (b"{", "is not a dump"),
+        (b"[" * 100_000, "is not a dump"),
         ([], "no list of entries"),
         ({"version": "2.10"}, "no list of entries"),
         ({"version": "3.0", "entries": []}, "version is '3.0'"),
@@ -81,7 +81,7 @@ def test_nccl_retires_what_has_timed_out_and_gloo_what_is_over(tmp_path):
         (data(record_id=1 << 70), "record_id is"),
         (data(process_group="0"), "process_group is '0'"),
         (data(profiling_name=None), "profiling_name is None"),
-        (Random(0).randbytes(1000), "is no dump"),
+        (Random(0).randbytes(1000), "is not a dump"),
     ],
 )
 def test_files_that_are_no_dumps_are_refused_with_their_name(tmp_path, value, reason):

@@ -249,7 +249,7 @@ def test_a_value_that_another_thread_replaces_for_its_backward_is_remembered():
         reads.around(lambda _frame, value=value: dicts.update(scale=value), forward)(frame)
     of_last = reads.around(lambda _frame: None, Action(kind=Kind.BACKWARD, stage=1, microbatch=2))
     backwards = [Action(kind=Kind.BACKWARD, stage=0, microbatch=microbatch) for microbatch in range(2)]
-    # While 0B0 has exchanged the value, the backward of micro-batch 2 ends in another thread: "c" comes back, and is no user's value.
+    # While 0B0 has exchanged the value, the backward of micro-batch 2 ends in another thread: "c" comes back, and is not a user's value.
     reads.around(lambda frame: (seen.append(dicts["scale"]), of_last(frame)), backwards[0])(frame)
     reads.around(lambda _frame: seen.append(dicts["scale"]), backwards[1])(frame)
     assert (seen, dicts["scale"]) == (["a", "b"], "c")

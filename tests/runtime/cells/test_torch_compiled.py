@@ -94,6 +94,6 @@ def test_stages_are_compiled_once_for_all_programs(monkeypatch: pytest.MonkeyPat
 
 def test_a_backend_that_is_not_known() -> None:
     with pytest.raises(
-        pc.InputError, match=r"(?s)is no backend.*known are.*inductor.*try .*compile_stages=\"inductor\""
+        pc.InputError, match=r"(?s)is not a backend.*known are.*inductor.*try .*compile_stages=\"inductor\""
     ):
         pc.compile(nn.Linear(2, 2), 1, compile_stages="inducto")

@@ -25,7 +25,7 @@ class Round(Function):
 
 
 class Two(Function):
-    """Two outputs, one of them integer, an argument that is no tensor, and gradients that differ from those of its forward."""
+    """Two outputs, one of them integer, an argument that is not a tensor, and gradients that differ from those of its forward."""
 
     @staticmethod
     def forward(ctx, x, scale, *, _unused=None):

@@ -106,6 +106,6 @@ class Banked(Net):
 
 def test_a_change_of_a_global_is_warned_of_and_leaves_no_fake_tensor() -> None:
     """Fake tensors were left in the list, and the check failed with an error of torch's."""
-    with pytest.warns(pc.RecordingWarning, match="changes BANK, which is no part of the model"):
+    with pytest.warns(pc.RecordingWarning, match="changes BANK, which is not part of the model"):
         compiled(Banked(lambda: 1.0)).step(torch.randn(4, 4))
     assert BANK == []

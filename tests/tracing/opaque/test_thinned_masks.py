@@ -41,7 +41,7 @@ def test_nothing_is_thinned_in_other_runs() -> None:
 
 
 class Selecting(nn.Module):
-    """Computes a loss of the targets that are no padding, in one of several ways."""
+    """Computes a loss of the targets that are not padding, in one of several ways."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Counters that a forward advances: a decision on one is warned of, and a number that wraps is no counter."""
+"""Counters that a forward advances: a decision on one is warned of, and a number that wraps is not a counter."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_hooks_and_the_note_of_them_are_left_together_or_not_at_all() -> None:
 
 
 class Replacing(nn.Module):
-    """Replaces tensors that are no buffers by others that do not depend on the inputs, as the anchors of a detection model."""
+    """Replaces tensors that are not buffers by others that do not depend on the inputs, as the anchors of a detection model."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
