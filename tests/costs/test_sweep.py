@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, sleep
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
 from pipecompile.costs.node_cost import CostError
+from pipecompile.costs.node_run import NodeRun
 from pipecompile.costs.sweep import Sums, sweep
 
 
@@ -67,6 +69,24 @@ def test_adding_the_gradients_of_parameters_has_a_time_of_its_own(divided: bool)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64).requires_grad_(False))
     times = sweep(symbolic_trace(model), [torch.randn(512, 64)], clock, Sums(model.parameters()), divided=divided)
     assert {name for name, seconds in times.items() if seconds.adding} == {"_0"}
+
+
+def test_the_search_for_the_weights_of_w_counts_for_i(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = NodeRun.weight_grad_nodes
+
+    def slow(run: NodeRun, *, recorded: bool) -> Any:
+        sleep(1e-3)
+        return search(run, recorded=recorded)
+
+    def no_time(work: Callable[[], None]) -> float:
+        work()
+        return 0.0
+
+    monkeypatch.setattr(NodeRun, "weight_grad_nodes", slow)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    for divided, searched in (False, set()), (True, {"_2"}):
+        times = sweep(symbolic_trace(model), [torch.randn(512, 64)], no_time, Sums(model.parameters()), divided=divided)
+        assert {name for name, seconds in times.items() if seconds.backward >= 1e-3} == searched
 
 
 def test_without_gradients_there_is_no_backward() -> None:
