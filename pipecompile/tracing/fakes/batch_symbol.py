@@ -17,6 +17,7 @@ from pipecompile.batching.batch_dims import Dims
 from pipecompile.torch_private.symbols import ConstantSource, PythonReferenceAnalysis, sympy_interp
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.data_sizes import DataSizes, refuse_comparisons
+from pipecompile.tracing.fakes.shared_results import SharedResults
 from pipecompile.tracing.node_facts import NodeFacts, Role, has_facts, set_facts
 from pipecompile.tracing.user_source import caller
 
@@ -151,6 +152,7 @@ class BatchSymbol:
             specialize_zero_one=False,
         )
         self.symbol = self.env.create_symbol(size, ConstantSource("batch"), DimDynamic.DYNAMIC, None)
+        self.env.fake_tensor_cache = SharedResults(self.env, self.symbol, size)
         self.size: Any = size if fixed else self.env.create_symintnode(self.symbol, hint=size)
         self._nodes: dict[sympy.Basic, fx.Node] = {}
         self.root: fx.Node | None = None
