@@ -22,12 +22,18 @@ _MOST = 8192
 _known: dict[Any, Any] = {}
 """Results by symbol, its size in the example, settings of kernels, operator and arguments."""
 
-_PLAIN = {"builtins", "torch", "torch._ops", "torch._subclasses._fake_tensor_utils", "torch.fx.experimental.symbolic_shapes"}
+_PLAIN = {
+    "builtins",
+    "torch",
+    "torch._ops",
+    "torch._subclasses._fake_tensor_utils",
+    "torch.fx.experimental.symbolic_shapes",
+}
 """Modules of the types of arguments whose equality says all: no user's objects, no generators."""
 
 
 class SharedResults(dict[Any, Any]):
-    """What a ShapeEnv keeps of operators, with the results of other recordings behind it. Use as `env.fake_tensor_cache`."""
+    """Results that a ShapeEnv keeps, with those of other recordings behind them. Use as `env.fake_tensor_cache`."""
 
     def __init__(self, env: ShapeEnv, symbol: sympy.Symbol, size: int) -> None:
         super().__init__()
