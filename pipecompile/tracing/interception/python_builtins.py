@@ -62,13 +62,15 @@ def _len(listener: Any, original: Any) -> Any:
 
 def _isinstance(listener: Any, original: Any) -> Any:
     """Return `isinstance` for stand-ins. It runs about a million times in a recording, nearly always on other values."""
+    fake, stand_ins = FakeTensor, _STAND_INS
 
     def instance(value: Any, classes: Any) -> Any:
-        answer = original(value, classes)
-        if classes is FakeTensor and answer and not listener.noticed_at and listener.is_listening and called_by_user():
-            listener.noticed_at = caller()
-        if answer or type(value) not in _STAND_INS or not listener.is_listening or not called_by_user():
-            return answer
+        if original(value, classes):
+            if classes is fake and not listener.noticed_at and listener.is_listening and called_by_user():
+                listener.noticed_at = caller()
+            return True
+        if type(value) not in stand_ins or not listener.is_listening or not called_by_user():
+            return False
         if type(value) in _EXAMPLES:
             return original(_EXAMPLES[type(value)], classes)
         cls = listener.tensor_class(value)

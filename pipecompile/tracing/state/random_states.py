@@ -176,5 +176,13 @@ def _equal(now: Any, then: Any) -> bool:
     if isinstance(now, dict):
         return now.keys() == then.keys() and all(_equal(value, then[key]) for key, value in now.items())
     if isinstance(now, (tuple, list)):
-        return len(now) == len(then) and all(map(_equal, now, then))
+        return _are_equal(now, then)
     return bool((now == then).all()) if hasattr(now, "all") else bool(now == then)
+
+
+def _are_equal(now: Any, then: Any) -> bool:
+    """Return whether two sequences are equal. Python's own state has 625 numbers, compared at once; arrays refuse that."""
+    try:
+        return bool(now == then)
+    except (RuntimeError, ValueError):
+        return len(now) == len(then) and all(map(_equal, now, then))
