@@ -157,10 +157,9 @@ def caches_purged() -> Iterator[None]:
         yield
     finally:
         for cached in _CENSUS.alive():
-            if _is_users(cached):
-                _FOUND_CACHES.add(cached)
-                if _may_store_stand_in(cached, counters.get(cached)) and _stores_stand_in(cached):
-                    cached.cache_clear()
+            _FOUND_CACHES.add(cached)
+            if _may_store_stand_in(cached, counters.get(cached)) and _stores_stand_in(cached):
+                cached.cache_clear()
 
 
 def _is_users(cached: Any) -> bool:
@@ -181,14 +180,16 @@ class _Census:
 
     def __init__(self) -> None:
         self.known: WeakSet[Any] = WeakSet()
+        self.users: WeakSet[Any] = WeakSet()
         self.others = -1
 
     def alive(self) -> list[Any]:
-        """Return all caches alive."""
+        """Return the user's caches alive."""
         if sys.getrefcount(_Cache) - len(self.known) != self.others:
             self.known = WeakSet(one for one in gc.get_referrers(_Cache) if type(one) is _Cache)
+            self.users = WeakSet(filter(_is_users, self.known))
             self.others = sys.getrefcount(_Cache) - len(self.known)
-        return list(self.known)
+        return list(self.users)
 
 
 _CENSUS = _Census()

@@ -55,6 +55,10 @@ __all__ = [
 ]
 
 _CONTAINERS = (dict, list, set, deque, CellType)
+_PLAIN = frozenset(
+    (NoneType, bool, int, float, complex, str, bytes, torch.Tensor, nn.Parameter, torch.dtype, torch.device)
+)
+"""Types whose values hold no others: most of what is in a model."""
 _SIZED = (dict, list, set, deque, tuple, frozenset)
 _FOREIGN = (frozenset(sys.stdlib_module_names) - {"argparse", "collections", "types"}) | {"torch", "numpy"}
 """Packages whose objects are not searched: a model does not store its caches in them, but in a Namespace or a UserDict."""
@@ -210,10 +214,11 @@ def _named(function: Any) -> Iterator[Any]:
 
 
 def _labelled(container: Any, name: str) -> list[tuple[str, Any]]:
-    """Return (path, item) of each item; the items of a list have the path of the list."""
+    """Return (path, item) of each item but plain ones; the items of a list have the path of the list."""
     if isinstance(container, (dict, Slots)):
-        return [(f"{name}.{_label(key)}".lstrip("."), item) for key, item in content_of(container)]
-    return [(name, item) for item in _items(container)]
+        items = [(key, item) for key, item in content_of(container) if type(item) not in _PLAIN]
+        return [(f"{name}.{_label(key)}".lstrip("."), item) for key, item in items]
+    return [(name, item) for item in _items(container) if type(item) not in _PLAIN]
 
 
 def _label(key: Any) -> str:
