@@ -13,9 +13,13 @@ __all__ = ["CONTAINERS", "builtin_type", "items_in", "keys_in", "refill", "size_
 CONTAINERS = (OrderedDict, dict, list, tuple, set, frozenset, deque)
 """The types of containers; a subclass stands before its base."""
 
+_EXACT = frozenset(CONTAINERS)
+
 
 def builtin_type(container: Any) -> Any:
     """Return the built-in type that a container is an instance of. Raises TypeError if there is none."""
+    if type(container) in _EXACT:
+        return type(container)
     for base in CONTAINERS:
         if isinstance(container, base):
             return base

@@ -72,8 +72,11 @@ def hidden_container(value: Any, foreign: frozenset[str]) -> Any:
 
 def is_array(value: Any) -> bool:
     """Return whether a value is an array of NumPy in memory."""
+    kind = type(value)
+    if kind.__name__ != "ndarray":
+        return False
     numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray
+    return numpy is not None and kind is numpy.ndarray
 
 
 def array_content(array: Any) -> list[Any]:
