@@ -25,6 +25,12 @@ TESTS = Path(__file__).parent
 SEARCHED = {"partitioners", "planning"}
 """Folders whose tests search cuts with all effort."""
 
+FEW = 15
+"""Examples of a property that are not halved."""
+
+_SETTINGS = "_hypothesis_internal_use_settings"
+"""Attribute in which hypothesis keeps the settings of a test."""
+
 gc.disable()  # until all tests are there
 torch.set_num_threads(1)  # as each of several workers has: with more, sums come in other orders
 settings.register_profile("repeatable", derandomize=True)
@@ -32,14 +38,19 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="all combinations, where a part of them is run otherwise")
+    parser.addoption(
+        "--full", action="store_true", help="all combinations and examples, where a part of them is run otherwise"
+    )
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected text of golden files")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one of N cases of a test that is marked `sampled(N)`, unless all are asked for with `--full`."""
+    """Keep one of N cases of a test that is marked `sampled(N)`, and half of the examples of a property, unless all are asked for with
+    `--full`.
+    """
     if config.getoption("--full"):
         return
+    _halve_examples(items)
     tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):
@@ -47,6 +58,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {item for cases in tests.values() for item in _left_out(cases)}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def _halve_examples(items: list[pytest.Item]) -> None:
+    for test in {item.obj for item in items if isinstance(item, pytest.Function) and hasattr(item.obj, _SETTINGS)}:
+        all_of_them: settings = getattr(test, _SETTINGS)
+        number = all_of_them.max_examples
+        setattr(test, _SETTINGS, settings(all_of_them, max_examples=max(number // 2, min(number, FEW))))
 
 
 def pytest_collection_finish() -> None:
