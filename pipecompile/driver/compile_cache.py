@@ -126,6 +126,9 @@ class CompileCache:
             if all(known != kind for known, _ in found):
                 batch = ListedBatch((call, *listed.calls[1:]))
                 found.append((kind, self._lookup(kind[0], kind[1:]) or self._compile(batch, kind[0])))
+        for _, one in found if len(listed.calls) > 1 else ():
+            if carried := one.facts.carried:
+                carried.check_microbatches()
         self._hits += traces == self.traces
         for one in {id(one): one for _, one in found}.values():
             self._note_use(one)

@@ -155,16 +155,17 @@ def _record_part(part: FlatInputs, request: CompileRequest, context: CompileCont
 
 
 def _record_lifted(part: FlatInputs, request: CompileRequest, context: CompileContext) -> TracedGraph:
+    carries = context.rebound.carrying(len(one.sizes) for one in request.candidates)
     lifted, device, kept = request.lifted, context.meta_init.device, context.kept.get(context.model.training, ())
     while lifted.holders:
         try:
-            graph = record(context.model, part, device, lifted, kept)
+            graph = record(context.model, part, device, lifted, kept, carries=carries)
         except TraceError as error:
             lifted = context.changing.refuse(lifted, error)
         else:
             context.changing.note_kept(graph)
             return graph
-    return record(context.model, part, device, kept=kept)
+    return record(context.model, part, device, kept=kept, carries=carries)
 
 
 def _check_division(graph: TracedGraph, request: CompileRequest, options: Options, context: CompileContext) -> None:
@@ -175,6 +176,8 @@ def _check_division(graph: TracedGraph, request: CompileRequest, options: Option
 def check_division(graph: TracedGraph, options: Options, context: CompileContext) -> None:
     """Raise InputError if micro-batches are not batches to the model. Warn if they change what the model computes."""
     check_batch_first(graph)
+    if graph.facts.carried:
+        graph.facts.carried.check_microbatches()
     if options.across_batch is None:
         context.warnings.mixed(cross_sample_lines(graph))
     is_rewritten = has_regions(graph.graph.nodes)

@@ -13,6 +13,7 @@ from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.opaque.attempts import OpaqueReason
+from pipecompile.tracing.state.carried_state import CarriedFacts
 
 __all__ = ["GraphFacts", "Ties"]
 
@@ -39,6 +40,7 @@ class GraphFacts:
     outside     grad mode and autocast around the recorded call
     device      device of the recording: tensors made in `forward` were made there
     kept        the pieces of the model that are one opaque node each, and why
+    carried     the state in attributes and containers that a call reads before it replaces it; None if there is none
     rebound     the names of the buffers that the forward replaces by a tensor of the same shape and dtype
     grad_mode   the grad mode that the graph is right for; None if it is right for both
     ties        the nodes that must share a stage; None until `prepare` has computed the ties
@@ -56,6 +58,7 @@ class GraphFacts:
     outside: Ambient
     device: torch.device
     kept: tuple[OpaqueReason, ...] = ()
+    carried: CarriedFacts | None = None
     rebound: tuple[str, ...] = ()
     grad_mode: bool | None = None
     ties: Ties | None = None

@@ -14,14 +14,13 @@ batch size and the grad mode. The model is restored after each.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import RLock
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -33,7 +32,7 @@ from pipecompile.errors import TraceError
 from pipecompile.text.progress import task
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import enable_python_dispatcher
-from pipecompile.torch_private.modules import forwards_of, parametrizations_uncached
+from pipecompile.torch_private.modules import parametrizations_uncached
 from pipecompile.tracing.call_recorder import CallRecorder
 from pipecompile.tracing.emit.call_description import check_keywords, code_name
 from pipecompile.tracing.emit.graph_module import assemble_graph
@@ -46,7 +45,7 @@ from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.interception.module_calls import intercepted
 from pipecompile.tracing.interception.python_builtins import builtin_substitutes
-from pipecompile.tracing.interception.randomness import KnownGenerators, draw_refused, draws_located, python_draws
+from pipecompile.tracing.interception.randomness import KnownGenerators, python_draws, refuse_draws
 from pipecompile.tracing.interception.user_functions import builtin_calls_redirected, caches_bypassed, caches_purged
 from pipecompile.tracing.model_pieces import piece_calls_intercepted
 from pipecompile.tracing.node_facts import NodeFacts, set_facts
@@ -54,9 +53,9 @@ from pipecompile.tracing.opaque.attempts import OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.opaque.retries import record_with_retries
 from pipecompile.tracing.reachable_code import searches_kept
+from pipecompile.tracing.state.carried_state import CarriedState, Carrying
 from pipecompile.tracing.state.filled_arguments import arguments_watched
 from pipecompile.tracing.state.function_state import globals_restored, warn_of_outer_changes
-from pipecompile.tracing.state.random_states import RandomStates
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
 from pipecompile.tracing.state.second_call import CarriedStateError, record_state_changes
 from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
@@ -98,6 +97,8 @@ def record(
     device: torch.device | None = None,
     lifted: LiftedState = NOTHING_LIFTED,
     kept: Sequence[OpaqueReason] = (),
+    *,
+    carries: Carrying = Carrying.NOTHING,
 ) -> TracedGraph:
     """Record a model on flat inputs, as `trace` does.
 
@@ -105,10 +106,11 @@ def record(
     larger batch. If the model branches on the single sample, the recording is for 1 sample alone. `device` is the device of the
     fake tensors, by default that of the model. One thread of the process records at a time, because a recording patches classes.
     The graph reads the numbers of `lifted` at every run. The recording begins with the pieces `kept`, which an earlier one kept whole.
+    `carries` says which state the caller keeps from call to call.
     """
     with _lock, searches_kept():
         renew_pool()
-        attempt = _Attempt(model, inputs, device or recording_device(model, inputs.leaves), lifted, kept)
+        attempt = _Attempt(model, inputs, device or recording_device(model, inputs.leaves), lifted, kept, carries)
         with task(attempt.line):
             return _recorded(attempt)
 
@@ -161,6 +163,7 @@ class _Attempt:
     device: torch.device
     lifted: LiftedState
     kept: Sequence[OpaqueReason]
+    carries: Carrying = Carrying.NOTHING
     graphs: list[fx.Graph] = field(default_factory=list)
 
     def line(self) -> str:
@@ -171,7 +174,8 @@ class _Attempt:
 
     def with_retries(self, size: int, *, fixed: bool = False) -> TracedGraph:
         """Return the recording for a batch of `size` samples, with as few opaque pieces as possible beside those of `kept`."""
-        return record_with_retries(self.model, self.inputs, partial(self.record, size, fixed=fixed), self.kept)
+        attempt = partial(self.record, size, fixed=fixed)
+        return record_with_retries(self.model, self.inputs, attempt, self.kept, carries=self.carries)
 
     def record(self, size: int, opaque: OpaquePieces, *, fixed: bool = False) -> TracedGraph:
         """Return the recording for a batch of `size` samples, in which the pieces of `opaque` are opaque nodes.
@@ -208,21 +212,11 @@ class _Attempt:
             if python_draws(states):
                 states.restore()
                 again = Recorder(self.model, symbol, self.device, OpaqueCalls(opaque, symbol), grad=grad)
-                _refuse_draws(again, self.inputs, states)
+                refuse_draws(partial(again.record, self.inputs), self.model, states)
         warn_of_outer_changes(self.model, changed)
         reads = replace(graph.facts.reads, lifted=self.lifted) if graph.facts.reads else None
         graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None, reads=reads)
         return graph
-
-
-def _refuse_draws(recorder: Recorder, inputs: FlatInputs, states: RandomStates) -> NoReturn:
-    """Record again to find the line at which Python draws random numbers, and raise TraceError PC116 there."""
-    with draws_located(states):
-        recorder.record(inputs)
-    functions = map(inspect.unwrap, forwards_of(recorder.model))
-    code = next((one.__code__ for one in functions if hasattr(one, "__code__")), None)
-    place = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else ""
-    raise draw_refused(states, place, "around this function, in a decorator or a hook, ")  # no user line drew
 
 
 class Recorder(CallRecorder):
@@ -267,6 +261,11 @@ class Recorder(CallRecorder):
         if self.values.call_objects.are_in([change.value for change in changes]):
             raise CarriedStateError(changes, self.model)
         return record_state_changes(self, inputs, output, changes)
+
+    @property
+    def carried(self) -> CarriedState:
+        """The state that earlier recordings have shown the calls to carry on."""
+        return self.opaque_calls.opaque.carried
 
     def _contexts(self) -> tuple[Any, ...]:
         """Return the modes and patches of a recording, the outermost first."""

@@ -1,6 +1,7 @@
 """The end of a recording: what the forward returned becomes the output node, and the graph a TracedGraph with its facts.
 
-A buffer that `forward` replaces is written back: the graph writes the new value into the tensor that the model owns.
+A buffer that `forward` replaces is written back: the graph writes the new value into the tensor that the model owns. So is other
+state that calls carry on (`state/carried_state`).
 
     mean = get_attr(mean)            mean = get_attr(mean)
     new = f(mean)            ──►     before = mean.clone()         autograd may have saved the old value
@@ -13,7 +14,7 @@ A buffer that is replaced by a tensor of another shape or dtype, or by None, is 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -36,7 +37,7 @@ from pipecompile.tracing.node_facts import NodeFacts, facts, note, set_facts, va
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.traced_graph import TracedGraph
 
-__all__ = ["RecordedForward", "assemble_graph", "write_back_buffers"]
+__all__ = ["RecordedForward", "assemble_graph", "write_back"]
 
 
 class RecordedForward(Protocol):
@@ -56,7 +57,7 @@ def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) 
     graph = values.graph
     flat, spec = pytree.tree_flatten(with_shells(output))
     regions.close()
-    rebound = write_back_buffers(values, regions.outside)
+    rebound = write_back(values, recording.opaque_calls.opaque.carried.pairs, regions.outside)
     result = graph.output(tuple(_output_argument(recording, leaf) for leaf in flat))
     set_facts(result, NodeFacts(), tuple(flat))
     _drop_unused_items(graph)
@@ -66,7 +67,7 @@ def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) 
         guards=symbol.guards(), symbol=symbol.symbol, batch_size=symbol.fixed,
         in_spec=inputs.spec, out_spec=spec, names=inputs.names, dims=inputs.dims,
         outside=regions.outside, device=recording.twins.device, kept=recording.opaque_calls.reasons(),
-        rebound=_names(recording.model, rebound),
+        rebound=_names(recording.model, rebound), carried=recording.opaque_calls.opaque.carried.facts(),
     )  # fmt: skip
     module = TracedGraph(values.roots, graph, noted, type(recording.model).__name__)
     module.training = recording.model.training
@@ -106,20 +107,22 @@ def _drop_unused_items(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def write_back_buffers(values: ValueNodes, ambient: Ambient) -> set[tuple[int, str]]:
+def write_back(
+    values: ValueNodes, carried: Sequence[tuple[torch.Tensor, torch.Tensor]], ambient: Ambient
+) -> set[tuple[int, str]]:
     """Append the writes to the graph, outside of all regions. The fake tensors are still in the model's tables.
 
-    Return (id of the module, name) of each buffer that is written.
+    `carried` has (tensor before, new tensor) of what the call replaces elsewhere. All new values are read before the first write: one
+    may be what another held before. Return (id of the module, name) of each buffer that is written.
     """
-    written = set()
-    for module, key, twin, new in _replaced(values):
-        written.add((id(module), key))
-        source, attribute = values.node(new), values.node(twin)
+    replaced = [*_replaced(values)]
+    pairs = [(twin, new) for _, _, twin, new in replaced] + [*carried]
+    nodes = [(values.node(before), _call("detach", values.node(new), ambient)) for before, new in pairs]
+    for attribute, detached in nodes:
         if attribute.users:
             _read_a_copy(attribute, ambient)
-        detached = _call("detach", source, ambient)
-        note(_call("copy_", attribute, ambient, detached), mutates=storages([twin]))
-    return written
+        note(_call("copy_", attribute, ambient, detached), mutates=storages([value_of(attribute)]))
+    return {(id(module), key) for module, key, _, _ in replaced}
 
 
 def _names(model: nn.Module, buffers: set[tuple[int, str]]) -> tuple[str, ...]:

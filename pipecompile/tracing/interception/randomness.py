@@ -13,18 +13,20 @@ notices that the state of a generator is another at its end. Only then it runs a
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import ObservingMode, active_fake_mode, disable_current_modes
+from pipecompile.torch_private.modules import forwards_of
 from pipecompile.torch_private.operators import schema_of
 from pipecompile.tracing.state.random_states import RandomStates, generator_sources, generators_among
 from pipecompile.tracing.user_source import caller, is_users, place_of
@@ -37,6 +39,7 @@ __all__ = [
     "draws_random",
     "draws_located",
     "python_draws",
+    "refuse_draws",
     "rng_function",
 ]
 
@@ -204,3 +207,13 @@ def _users_caller(frame: FrameType) -> FrameType | None:
     while outer is not None and not is_users(outer):
         outer = outer.f_back
     return outer
+
+
+def refuse_draws(record: Callable[[], object], model: nn.Module, states: RandomStates) -> NoReturn:
+    """Record again to find the line at which Python draws random numbers, and raise TraceError PC116 there."""
+    with draws_located(states):
+        record()
+    functions = map(inspect.unwrap, forwards_of(model))
+    code = next((one.__code__ for one in functions if hasattr(one, "__code__")), None)
+    place = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else ""
+    raise draw_refused(states, place, "around this function, in a decorator or a hook, ")  # no user line drew

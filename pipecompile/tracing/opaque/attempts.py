@@ -22,6 +22,7 @@ from pipecompile.tracing.opaque.trial_inputs import DataChange, further_runs, va
 from pipecompile.tracing.opaque.trial_runs import run_trial
 from pipecompile.tracing.opaque.unread_parts import UnreadPartError
 from pipecompile.tracing.outlining.outlined_calls import UnsuitableBlock
+from pipecompile.tracing.state.carried_state import CarriedState, Carrying
 from pipecompile.tracing.state.second_call import CarriedStateError
 from pipecompile.tracing.state.snapshot import tensors_of
 from pipecompile.tracing.trace_errors import (
@@ -34,14 +35,13 @@ from pipecompile.tracing.trace_errors import (
     through_kept,
 )
 
-__all__ = ["OpaquePieces", "OpaqueReason"]
+__all__ = ["MOST", "OpaquePieces", "OpaqueReason"]
 
 _DRAWS = 4
 """Trial runs with other draws, if a piece draws random numbers: what it returns may depend on them, as with layer drop."""
 
-_MOST = 0.75
+MOST = 0.75
 """The part of the model's parameters that one call of a block may use."""
-
 _INCURABLE = ("PC106", "PC113")
 """Codes of failures that an opaque call would not avoid: backward hooks on the whole model, reads of gradients."""
 
@@ -61,10 +61,10 @@ class OpaquePieces:
     opaque, and `hints` what to try then. `is_batch_fixed`: the recording is for one batch size only. `has_grad`: trial runs record
     gradients. `known_objects`: what functions of earlier recordings hold. `inlined`: ids of layers to record through. `has_blocks`:
     blocks of statements may be pieces; they may not after a recording with them has failed. `has_unread`: inner lists may have another
-    length in each run; they may not after the recording has read one.
+    length in each run; they may not after the recording has read one. `carried`: state that calls carry on.
     """
 
-    def __init__(self, model: nn.Module, inputs: FlatInputs) -> None:
+    def __init__(self, model: nn.Module, inputs: FlatInputs, *, carries: Carrying = Carrying.NOTHING) -> None:
         self.model, self.inputs = model, inputs
         self.reasons: dict[Piece, OpaqueReason] = {}
         self.result_specs: dict[Piece, list[ResultSpec]] = {}
@@ -73,7 +73,7 @@ class OpaquePieces:
         self.is_batch_fixed = bool(inputs.lists)
         self.has_grad = self.has_blocks = self.has_unread = self.refuses_data_sizes = True
         self.known_objects: KnownObjects | None = None
-        self.inlined = set[int]()
+        self.inlined, self.carried = set[int](), CarriedState(carries)
 
     def begin_with(self, kept: Iterable[OpaqueReason]) -> OpaquePieces:
         """Make modules and methods opaque that an earlier recording kept whole. Raise an exception if one cannot be any more."""
@@ -236,7 +236,7 @@ class OpaquePieces:
         """Raise UnpredictableResult for a block that has nearly all of the model in it: no cut would be left."""
         whole = sum(parameter.numel() for parameter in self.model.parameters())
         for piece, calls in specs.items():
-            if piece.block and any(sum(p.numel() for p in one.call.used) > _MOST * whole for one in calls):
+            if piece.block and any(sum(p.numel() for p in one.call.used) > MOST * whole for one in calls):
                 raise UnpredictableResult(piece, "it contains nearly the whole model")
 
     def _first_trial(self, reasons: dict[Piece, OpaqueReason], size: int | None) -> dict[Piece, list[TrialCall]]:

@@ -15,6 +15,7 @@
     recording_leftovers   those differences for one recording, without what leaf modules do themselves; whether a module
                           still is what it was when the recording began
     hook_leftovers        what hooks of layers leave and the forward takes away: such layers are recorded through
+    carried_state         what a call reads before it replaces it: written in place, or left for another recording
     second_call           the decision: effect nodes, or PC114 because the model reads what the previous call left
 
 Open `second_call` first, then `snapshot`.

@@ -10,7 +10,7 @@ self.norm.eval()                            a mode switched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
@@ -20,12 +20,16 @@ from torch import nn
 from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES
 from pipecompile.tracing.leaf_modules import has_own_python
+from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.state.hook_leftovers import HookLeftovers
 from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, change_keys, hooks_of, without_keys
-from pipecompile.tracing.user_source import warn
+from pipecompile.tracing.user_source import line_of, warn
 
-__all__ = ["ModuleSnapshots", "RecordingLeftovers"]
+__all__ = ["ModuleSnapshots", "RecordingLeftovers", "warn_of_lost", "warn_of_repetitions"]
 
+
+_NAMED = 8
+"""Changes that a warning names, of a model that changes something on each of its layers."""
 
 _NOTHING = object()
 
@@ -155,3 +159,28 @@ def _equal(now: Any, then: Any) -> bool:
     if isinstance(now, (tuple, list)):
         return len(now) == len(then) and all(map(_equal, now, then))
     return type(now) in _PLAIN and now == then
+
+
+def warn_of_lost(lost: Sequence[str], model: nn.Module) -> None:
+    """Warn about changes that no node can make."""
+    if lost:
+        names = list(dict.fromkeys(lost))
+        more = len(names) - _NAMED
+        shown = ", ".join(names) if more <= 1 else f"{', '.join(names[:_NAMED])} and {more} more"
+        what = f"{type(model).__name__}.forward changes {shown} in a way that a graph cannot: a pipeline leaves this state as it is"
+        warn(what, RecordingWarning)
+
+
+def warn_of_repetitions(
+    changes: Sequence[StateChange], inside: Mapping[str, RecomputedRegion], model: nn.Module
+) -> None:
+    """Warn about counters and lists that the user's own checkpointing changes again, when a region is recomputed."""
+    repeated = [change for change in changes if change.is_count or change.key is None]
+    if repeated:
+        names = ", ".join(dict.fromkeys(change.name for change in repeated))
+        place = line_of(inside[repeated[0].place.owner].source)
+        what = (
+            f"{type(model).__name__}.forward changes {names} in a region of torch.utils.checkpoint ({place}): a pipeline makes the"
+            " change once in a forward, and not again when the region is recomputed"
+        )
+        warn(what, RecordingWarning)

@@ -9,7 +9,7 @@ The second call is recorded behind the first, compared with it, and erased again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,16 +18,16 @@ import torch
 from torch import fx, nn
 
 from pipecompile.batching.call_inputs import FlatInputs
-from pipecompile.errors import RecordingWarning, TraceError
+from pipecompile.errors import TraceError
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modules import forwards_of
 from pipecompile.tracing.emit.node_writer import Regions
-from pipecompile.tracing.emit.value_nodes import ValueNodes
+from pipecompile.tracing.emit.value_nodes import ValueNodes, tensors_in
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber, examples
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import Role, facts
-from pipecompile.tracing.recomputed_region import RecomputedRegion
 from pipecompile.tracing.state.call_comparison import constant_nodes, recorded_alike
+from pipecompile.tracing.state.carried_state import CarriedState, carried_keys
 from pipecompile.tracing.state.counters import adds_a_constant, counters_watched, warn_of_decisions
 from pipecompile.tracing.state.effect_nodes import effect_function, in_turn
 from pipecompile.tracing.state.left_values import left_alike
@@ -38,24 +38,23 @@ from pipecompile.tracing.state.leftover_state import (
     settled,
     with_whole_lists,
 )
-from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
+from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers, warn_of_lost, warn_of_repetitions
 from pipecompile.tracing.state.returned_values import note_returned
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
-from pipecompile.tracing.user_source import line_of, warn
 
 __all__ = ["CarriedStateError", "RecordedCall", "record_state_changes"]
 
 
-_NAMED = 8
-"""Changes that a warning names, of a model that changes something on each of its layers."""
-
-
 class CarriedStateError(TraceError):
-    """A call of the model depends on what the call before left. `pieces`, the smallest first, may be opaque instead."""
+    """A call depends on what the call before left. `pieces`, the smallest first, may be opaque instead; or a graph may write what is
+    at the keys `carried`, or if `can_be_single`, serve one call.
+    """
 
     def __init__(self, changes: Sequence[StateChange], model: nn.Module) -> None:
         owners = sorted({change.place.owner for change in changes} - {""}, key=lambda path: -path.count("."))
         self.pieces = [Piece(path) for path in owners]
+        self.carried = carried_keys(changes)
+        self.can_be_single = any(one.tensors for one in changes) and not any(one.is_removal for one in changes)
         names = ", ".join(dict.fromkeys(change.name for change in changes))
         code = next((one.__code__ for one in forwards_of(model) if hasattr(one, "__code__")), None)
         where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else ""
@@ -69,6 +68,10 @@ class RecordedCall(Protocol):
     values: ValueNodes
     regions: Regions
     leftovers: RecordingLeftovers
+
+    @property
+    def carried(self) -> CarriedState:
+        """The state that calls carry on, as earlier recordings have shown."""
 
     def twin(self, leaf: Any, dim: Any) -> Any:
         """Return the fake twin of an input leaf with batch dimension `dim`."""
@@ -92,9 +95,25 @@ def record_state_changes(recording: RecordedCall, inputs: FlatInputs, output: An
     """
     hooks, output = recording.leftovers.of_hooks, settled(output)
     hooks.check(changes)
-    if changes or hooks.has_items:
+    changes = recording.carried.divided(changes, recording.model)
+    if recording.carried.is_single:
+        _record_single(recording, changes)
+    elif changes or hooks.has_items:
         _compare_calls(recording, inputs, output, changes)
     return output
+
+
+def _record_single(recording: RecordedCall, changes: Sequence[StateChange]) -> None:
+    """Record nodes for the `changes` of a call, of which the next call is another recording. Guards see what these nodes leave."""
+    recording.regions.close()
+    of_pieces = recording.leftovers.of_pieces(changes)
+    for change in [one.settled() for one in changes if not any(one is other for other in of_pieces)]:
+        after = 2 * change.value - change.before if change.is_count else None
+        effect = effect_function(change, after, recording.model.get_submodule(change.place.owner))
+        value = recording.values.with_fakes(change.value)
+        if effect is None or not all(map(recording.values.has_node_for, tensors_in(value))):
+            raise CarriedStateError(changes, recording.model)
+        _write(recording, change, effect, value)
 
 
 def _compare_calls(recording: RecordedCall, inputs: FlatInputs, output: Any, changes: list[StateChange]) -> None:
@@ -121,34 +140,9 @@ def _compare_calls(recording: RecordedCall, inputs: FlatInputs, output: Any, cha
         raise CarriedStateError(changes, model)
     for change in of_pieces:
         recording.leftovers.note_written(change)
-    _warn([change.name for change in _record_changes(kept, later, constants, recording)], model)
+    warn_of_lost([change.name for change in _record_changes(kept, later, constants, recording)], model)
     inside = {noted.module: noted.region for noted in map(facts, first) if noted.region}
-    _warn_of_repetitions([change for change in changes if change.place.owner in inside], inside, model)
-
-
-def _warn(lost: Sequence[str], model: nn.Module) -> None:
-    """Warn about changes that no node can make."""
-    if lost:
-        names = list(dict.fromkeys(lost))
-        more = len(names) - _NAMED
-        shown = ", ".join(names) if more <= 1 else f"{', '.join(names[:_NAMED])} and {more} more"
-        what = f"{type(model).__name__}.forward changes {shown} in a way that a graph cannot: a pipeline leaves this state as it is"
-        warn(what, RecordingWarning)
-
-
-def _warn_of_repetitions(
-    changes: Sequence[StateChange], inside: Mapping[str, RecomputedRegion], model: nn.Module
-) -> None:
-    """Warn about counters and lists that the user's own checkpointing changes again, when a region is recomputed."""
-    repeated = [change for change in changes if change.is_count or change.key is None]
-    if repeated:
-        names = ", ".join(dict.fromkeys(change.name for change in repeated))
-        place = line_of(inside[repeated[0].place.owner].source)
-        what = (
-            f"{type(model).__name__}.forward changes {names} in a region of torch.utils.checkpoint ({place}): a pipeline makes the"
-            " change once in a forward, and not again when the region is recomputed"
-        )
-        warn(what, RecordingWarning)
+    warn_of_repetitions([change for change in changes if change.place.owner in inside], inside, model)
 
 
 def _later_changes(
@@ -187,12 +181,12 @@ def _record_again(recording: RecordedCall, inputs: FlatInputs, kept: set[tuple[i
         if isinstance(twin, torch.Tensor):
             recording.values.bind(twin, node)
     args, kwargs = pytree.tree_unflatten(leaves, inputs.spec)
-    with recording.values.original_buffers(), recording.call_counts_restored():
+    with recording.values.original_buffers(), recording.carried.put_back(), recording.call_counts_restored():
         since = StateWatch(recording.model, kept=kept)
         output = recording.model(*args, **kwargs)
         recording.regions.close()
         note_returned(recording.values, output)
-        return recording.leftovers.changes(since)
+        return recording.carried.without(recording.leftovers.changes(since))
 
 
 def _is_left_at_same_places(
@@ -256,9 +250,14 @@ def _record_changes(
             is_constant = change.tensors and _is_constant(change, recording.values, constants)
             if not is_constant or any(map(change.is_at, later)):
                 recording.leftovers.note_written(change)  # of a table that is made once, guards see that it is there
-            turns = recording.leftovers.turns_at(change)
-            recording.write_effect(in_turn(effect, turns), () if effect.place.is_count else (change.value,))
+            _write(recording, change, effect, change.value)
     return lost
+
+
+def _write(recording: RecordedCall, change: StateChange, effect: Any, value: Any) -> None:
+    """Record the node of an effect."""
+    turns = recording.leftovers.turns_at(change)
+    recording.write_effect(in_turn(effect, turns), () if effect.place.is_count else (value,))
 
 
 def _is_note(change: StateChange, later: Sequence[StateChange]) -> bool:
