@@ -21,7 +21,7 @@ from pipecompile.tracing.fakes.shared_results import SharedResults
 from pipecompile.tracing.node_facts import NodeFacts, Role, has_facts, set_facts
 from pipecompile.tracing.user_source import caller
 
-__all__ = ["BatchSymbol", "Guard", "batch_dims_of", "expression_of"]
+__all__ = ["BatchSymbol", "Guard", "batch_dims_of", "expression_of", "is_same_size"]
 
 
 class Guard:
@@ -250,3 +250,9 @@ def batch_dims_of(value: torch.Tensor, symbol: sympy.Symbol) -> list[tuple[int, 
 def expression_of(size: Any) -> sympy.Basic:
     """Return a size as an expression of the batch symbol."""
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def is_same_size(one: Any, other: Any) -> bool:
+    """Return whether two sizes are the same at every batch size, without a condition on the batch size."""
+    sizes = (size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat)) else size for size in (one, other))
+    return bool(sympy.expand(next(sizes) - next(sizes)) == 0)

@@ -55,11 +55,17 @@ def adds_a_constant(value: Any) -> bool:
     return len(parts) == 1 and not is_reciprocal and adds_a_constant(parts[0])
 
 
-def warn_of_decisions(comparisons: dict[str, Comparison], model: nn.Module) -> None:
+def warn_of_decisions(comparisons: dict[str, Comparison], advanced: Sequence[LiftedNumber], model: nn.Module) -> None:
     """Warn of the first decision of Python on a counter that the forward advances."""
-    for one in list(comparisons.values())[:1]:
+    labels = frozenset[str]().union(*(one.labels for one in advanced))
+    decided = [one for one in comparisons.values() if labels & (one.left.labels | _labels(one.right))]
+    for one in decided[:1]:
         what = (
             f"{type(model).__name__}.forward advances a counter and decides on it at {one.place} ({one}): the recording goes the same"
             " way at every run. Try counting in the training script: model.step = step before every step is noticed"
         )
         warn(what, RecordingWarning)
+
+
+def _labels(number: Any) -> frozenset[str]:
+    return number.labels if isinstance(number, LiftedNumber) else frozenset()

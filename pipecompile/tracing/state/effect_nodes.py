@@ -4,7 +4,8 @@ self.latest = h              ──►   keep(h)              the last micro-bat
 self.seen.append(h)          ──►   extend(h)            of a set too, which has an item once
 self.heads[0] = h            ──►   keep(h)
 self.seen.clear(), append    ──►   keep([h])            all items of a list that each call empties first
-self.calls += 1              ──►   advance()
+self.calls += 1              ──►   advance()            where no number is yet, what the first call left
+self.seen += len(x)          ──►   advance(s, s)        the step of this micro-batch, and what the first call left
 self.table = grid(n)         ──►   keep(table)          a buffer of another shape, dtype or None; others are written back
 self.log.append(self.calls)                             no node: each call leaves another number
 h * self.scale_of_last_call  ──►   PC114                in a submodule: an opaque call
@@ -16,13 +17,16 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import RLock
 from typing import Any
 
+import torch
 from torch import nn
 
 from pipecompile.batching.containers import flatten_containers
 from pipecompile.torch_private.modes import active_fake_mode
+from pipecompile.tracing.fakes.batch_symbol import is_same_size
 from pipecompile.tracing.state.container_routes import ContainerRoute
 from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.left_values import is_equal_leaf
@@ -53,11 +57,16 @@ def effect_function(change: StateChange, later: Any, owner: nn.Module) -> Any:
     is_attribute = change.place.container is vars(owner) and not isinstance(change.value, (list, dict, deque))
     place = EffectPlace(route, key, is_attribute=is_attribute)
     if change.is_count and type(later) in (int, float) and later != change.value:
-        step = change.value - change.before
-        if later - change.value != step:
+        step = later - change.value
+        if change.before is not None and change.value - change.before != step:
             return None
         place = replace(place, is_count=True)
-        return _effect("advance", place, lambda: place.put(place.now() + step))
+        return _effect("advance", place, partial(place.advance, step, change.value))
+    if change.is_sum_of_sizes and isinstance(later, (torch.SymInt, torch.SymFloat)):
+        if change.before is not None and not is_same_size(later - change.value, change.value - change.before):
+            return None
+        place = replace(place, is_count=True)
+        return _effect("advance", place, place.advance, (later - change.value, change.value))
     if not change.is_plain or not _is_repeated(change, later):
         return None
     is_kept = key is not None or change.is_whole
@@ -88,8 +97,10 @@ def _is_repeated(change: StateChange, later: Any) -> bool:
     return structure == found and all(map(is_equal_leaf, leaves, others))
 
 
-def _effect(name: str, place: EffectPlace, act: Any) -> Any:
-    """Return `act` as a function of this name with its `place`, which does nothing while muted and on fake tensors."""
+def _effect(name: str, place: EffectPlace, act: Any, sizes: tuple[Any, ...] = ()) -> Any:
+    """Return `act` as a function of this name with its `place`, which does nothing while muted and on fake tensors. `sizes` are what the
+    node of a counter takes.
+    """
 
     def write(*values: Any) -> None:
         if not _muted and active_fake_mode() is None:
@@ -97,4 +108,5 @@ def _effect(name: str, place: EffectPlace, act: Any) -> Any:
 
     write.__name__ = write.__qualname__ = name
     write.place = place  # type: ignore[attr-defined]
+    write.sizes = sizes  # type: ignore[attr-defined]
     return write

@@ -64,7 +64,13 @@ class EffectPlace:
 
     def before(self) -> Any:
         """Return what a recomputation of the forward that begins now must find there. It keeps no tensor that the forward replaces."""
-        return self.now() if self.key is None or self.is_count else MISSING
+        now = self.now() if self.key is None or self.is_count else MISSING
+        return None if self.is_count and now is MISSING else now  # the counter begins again
+
+    def advance(self, step: float, first: float) -> None:
+        """Add a step to the number that is there; where none is, put the first number."""
+        now = self.now()
+        self.put(first if now is MISSING or now is None else now + step)
 
     def extend(self, items: Iterable[Any]) -> None:
         """Add items to the list or set that is there now."""

@@ -27,6 +27,7 @@ from pipecompile.torch_private.modules import (
     forward_hooks_of,
 )
 from pipecompile.tracing.emit.value_nodes import PLAIN, is_written_back
+from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 
 __all__ = [
@@ -90,8 +91,15 @@ class StateChange:
 
     @property
     def is_count(self) -> bool:
-        """Whether a number replaced a number."""
-        return all(type(value) in (int, float) for value in (self.before, self.value))
+        """Whether a number replaced a number, or is the first one at a key."""
+        first = self.before is None and self.key is not None and not self.is_buffer
+        return type(self.value) in (int, float) and (first or type(self.before) in (int, float))
+
+    @property
+    def is_sum_of_sizes(self) -> bool:
+        """Whether a number that depends on the size of the batch replaced a number, or is the first one at a key."""
+        is_size = isinstance(self.value, (torch.SymInt, torch.SymFloat)) and not isinstance(self.value, LiftedNumber)
+        return is_size and self.key is not None and (self.before is None or type(self.before) in (int, float))
 
     @property
     def is_plain(self) -> bool:

@@ -108,7 +108,8 @@ def _record_single(recording: RecordedCall, changes: Sequence[StateChange]) -> N
     recording.regions.close()
     of_pieces = recording.leftovers.of_pieces(changes)
     for change in [one.settled() for one in changes if not any(one is other for other in of_pieces)]:
-        after = 2 * change.value - change.before if change.is_count else None
+        is_advanced = (change.is_count or change.is_sum_of_sizes) and change.before is not None
+        after = 2 * change.value - change.before if is_advanced else None
         effect = effect_function(change, after, recording.model.get_submodule(change.place.owner))
         value = recording.values.with_fakes(change.value)
         if effect is None or not all(map(recording.values.has_node_for, tensors_in(value))):
@@ -154,8 +155,9 @@ def _later_changes(
     """
     model, graph = recording.model, recording.values.graph
     kept = change_keys([change for change in changes if change.is_buffer])
+    decisions = recording.values.symbol.guards()
     if not any(change.is_count for change in changes):
-        return _record_again(recording, inputs, kept)
+        return _undecided(_record_again(recording, inputs, kept), decisions, recording)
     later: list[StateChange] | None = None
     with contents_restored(places_of(model)), counters_watched(changes) as comparisons, suppress(Exception):
         later = _record_again(recording, inputs, kept)
@@ -164,9 +166,17 @@ def _later_changes(
         return _record_again(recording, inputs, kept)
     if not all(adds_a_constant(one.value) for one in later):
         raise CarriedStateError(changes, model)
-    if any(isinstance(one.value, LiftedNumber) for one in later):  # a length that only grows is not a counter
-        warn_of_decisions(comparisons, model)
-    return [replace(one, value=examples(one.value)) for one in later]
+    advanced = [one.value for one in later if isinstance(one.value, LiftedNumber)]
+    warn_of_decisions(comparisons, advanced, model)  # a length that only grows is not a counter
+    return _undecided([replace(one, value=examples(one.value)) for one in later], decisions, recording)
+
+
+def _undecided(later: list[StateChange], decisions: Sequence[Any], recording: RecordedCall) -> list[StateChange]:
+    """Return the changes of a second call. If Python has decided on more sizes than in the first, sums of sizes are no counters."""
+    if recording.values.symbol.guards() == decisions:
+        return later
+    is_size = [isinstance(one.value, (torch.SymInt, torch.SymFloat)) for one in later]
+    return [replace(one, value=_DECIDED) if size else one for one, size in zip(later, is_size, strict=True)]
 
 
 def _record_again(recording: RecordedCall, inputs: FlatInputs, kept: set[tuple[int, Any]]) -> list[StateChange]:
@@ -225,6 +235,9 @@ def _erase_second_call(graph: fx.Graph, first: set[fx.Node]) -> None:
             graph.erase_node(node)
 
 
+_DECIDED = object()
+"""Stands for a number that Python decides on."""
+
 _MADE_ANYWAY: Any = object()
 """The effect of a change that every run of the graph makes."""
 
@@ -257,7 +270,7 @@ def _record_changes(
 def _write(recording: RecordedCall, change: StateChange, effect: Any, value: Any) -> None:
     """Record the node of an effect."""
     turns = recording.leftovers.turns_at(change)
-    recording.write_effect(in_turn(effect, turns), () if effect.place.is_count else (value,))
+    recording.write_effect(in_turn(effect, turns), effect.sizes if effect.place.is_count else (value,))
 
 
 def _is_note(change: StateChange, later: Sequence[StateChange]) -> bool:

@@ -178,7 +178,7 @@ def test_several_microbatches_of_which_each_is_another_recording_are_refused(mak
     model = make()
     pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=_loss, cost="analytic")
     x = torch.randn(4, 4)
-    with pytest.raises(TraceError, match="PC114.*(?s:.)*another recording than the first(?s:.)*n_microbatches=1"):
+    with pytest.raises(TraceError, match=r"PC114.*(?s:.)*another recording than the first(?s:.)*n_microbatches=1"):
         pipe.step(x, target=x)
     assert not torch.is_tensor(getattr(model, "h", None))
 
@@ -197,8 +197,10 @@ def test_the_users_own_tensor_stays_as_it_is_and_serves_again():
     for _ in range(2):
         model.h = start
         losses.append(float(pipe.step(x, target=x)))
-        assert torch.equal(start, torch.ones(2, 4)) and not torch.equal(model.h, start)
-    assert losses[0] == losses[1] and pipe.explain().traces == 1
+        assert torch.equal(start, torch.ones(2, 4))
+        assert not torch.equal(model.h, start)
+    assert losses[0] == losses[1]
+    assert pipe.explain().traces == 1
 
 
 def test_a_single_sample_has_state_of_its_own_size():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -78,3 +79,72 @@ def test_a_decision_on_a_counter_is_warned_of_at_its_line() -> None:
 def test_a_number_that_does_not_grow_for_ever_is_no_counter(count: Callable[[Any], Any]) -> None:
     with pytest.raises(pc.TraceError, match="PC114"):
         pc.trace(Net(count), torch.randn(2, 3))
+
+
+class Counted(nn.Module):
+    """Counts samples, and calls at keys that the first call makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.seen, self.halves, self.kinds, self.from_none = 0, 0.0, Counter(), None
+
+    def forward(self, x):
+        self.seen += len(x)
+        self.halves += 0.5 * x.shape[0]
+        self.kinds["samples"] += x.shape[0]
+        self.kinds["calls"] += 1
+        self.calls = getattr(self, "calls", 0) + 1
+        self.from_none = 10 if self.from_none is None else self.from_none + 1
+        return self.last(self.first(x).relu())
+
+    def counts(self):
+        return self.seen, self.halves, dict(self.kinds), getattr(self, "calls", None), self.from_none
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+@pytest.mark.filterwarnings("error::pipecompile.RecordingWarning")
+def test_samples_and_first_numbers_are_counted(checkpoint):
+    model, eager = Counted(), Counted()
+    pipe = pc.compile(
+        model, 2, n_microbatches=2, loss_fn=nn.functional.mse_loss, cost="analytic", checkpoint=checkpoint
+    )
+    for samples in (5, 4, 5):  # micro-batches of 3 and 2 samples
+        x = torch.randn(samples, 4)
+        pipe.step(x, target=x)
+        for part in x.chunk(2):
+            eager(part)
+        assert model.counts() == eager.counts()
+    assert pipe.explain().traces == 1
+
+
+class Decided(Counted):
+    def forward(self, x):
+        self.seen += len(x)
+        y = self.first(x)
+        return self.last(y.relu() if self.seen < 100 else y)
+
+
+def test_a_decision_on_a_number_of_samples_is_warned_of():
+    x = torch.randn(4, 4)
+    pipe = pc.compile(Decided(), 2, n_microbatches=1, loss_fn=nn.functional.mse_loss, cost="analytic")
+    with pytest.warns(pc.RecordingWarning, match="changes seen in a way that a graph cannot"):
+        pipe.step(x, target=x)
+
+
+class Measured(Counted):
+    """Compares a number that is made once, and advances another."""
+
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        if getattr(self, "width", None) != x.shape[1]:
+            self.width = x.shape[1]
+        return self.last(self.first(x).relu())
+
+
+@pytest.mark.filterwarnings("error::pipecompile.RecordingWarning")
+def test_a_comparison_of_a_number_that_stays_is_no_decision_on_a_counter():
+    x = torch.randn(4, 4)
+    model = Measured()
+    pc.compile(model, 2, n_microbatches=2, loss_fn=nn.functional.mse_loss, cost="analytic").step(x, target=x)
+    assert (model.calls, model.width) == (2, 4)

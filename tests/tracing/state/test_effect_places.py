@@ -51,3 +51,16 @@ def test_a_key_that_is_missing_is_not_made():
     counts: defaultdict[str, int] = defaultdict(int)
     put_value(counts, "calls", 2)
     assert (value_at(counts, "calls"), value_at(counts, "steps"), dict(counts)) == (2, MISSING, {"calls": 2})
+
+
+def test_a_counter_that_is_not_there_yet_begins_again_in_a_recomputation() -> None:
+    counts: dict[str, int] = {}
+    place = EffectPlace(ContainerRoute(counts), "calls", is_count=True)
+    before = place.before()
+    place.advance(2, 5)
+    with restored_places([place], [before]):
+        place.advance(2, 5)
+        assert counts == {"calls": 5}
+    assert counts == {"calls": 5}
+    place.advance(2, 5)
+    assert counts == {"calls": 7}
