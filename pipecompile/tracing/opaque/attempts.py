@@ -43,7 +43,7 @@ _DRAWS = 4
 MOST = 0.75
 """The part of the model's parameters that one call of a block may use."""
 _INCURABLE = ("PC106", "PC113")
-"""Codes of failures that an opaque call would not avoid: backward hooks on the whole model, reads of gradients."""
+"""Codes of failures that no opaque call avoids: backward hooks on the whole model, reads of gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class OpaquePieces:
         3  a third batch size, if run 2 had a second: sizes that fit two batches may do so by chance
         4  wild data, if there are opaque pieces; if functions are, of sizes that the data may decide, also other integers
         5  masks that select fewer elements, if the data decide how many a piece selects
-        6  other draws, a few times, if a piece draws random numbers
+        6  the first inputs again, in the state that a call has left, if a piece returns numbers; other draws, if it draws
         """
         size = self.inputs.samples
         runs, sizes = [_with_calls(self._first_trial(reasons, size))], [size]
@@ -203,9 +203,9 @@ class OpaquePieces:
             sizes.append(other)
             return True
 
-        any(add_run(other, change) for other, change in self._variations(size))
-        has_two_sizes = len(set(sizes)) > 1
-        for other, change in further_runs(reasons, [*sizes]):
+        has_two_sizes = any(add_run(*one) for one in self._variations(size)) and len(set(sizes)) > 1
+        numbers = any(one.returns_numbers for calls in runs[0].values() for one in calls)
+        for other, change in further_runs(reasons, [*sizes], has_numbers=numbers):
             add_run(other, change)
         if any(call.selects for run in runs for calls in run.values() for call in calls):
             add_run(size, DataChange.THINNED)
@@ -236,7 +236,7 @@ class OpaquePieces:
         """Raise UnpredictableResult for a block that has nearly all of the model in it: no cut would be left."""
         whole = sum(parameter.numel() for parameter in self.model.parameters())
         for piece, calls in specs.items():
-            if piece.block and any(sum(p.numel() for p in one.call.used) > MOST * whole for one in calls):
+            if piece.block and any(one.call.n_parameters > MOST * whole for one in calls):
                 raise UnpredictableResult(piece, "it contains nearly the whole model")
 
     def _first_trial(self, reasons: dict[Piece, OpaqueReason], size: int | None) -> dict[Piece, list[TrialCall]]:
@@ -282,8 +282,8 @@ class OpaquePieces:
         leaves = [vary_input(leaf, dim, size, change=change) for leaf, dim in pairs]
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
         with torch.set_grad_enabled(self.has_grad):
-            thins = change is DataChange.THINNED
-            return run_trial(self.model, args, kwargs, pieces, reseed=seed, thins=thins)
+            thins, n_before = change is DataChange.THINNED, int(change is DataChange.LATER)
+            return run_trial(self.model, args, kwargs, pieces, reseed=seed, thins=thins, n_before=n_before)
 
 
 def _with_calls(run: dict[Piece, list[TrialCall]]) -> dict[Piece, list[TrialCall]]:

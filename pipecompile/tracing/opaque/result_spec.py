@@ -193,7 +193,9 @@ def _leaf_spec(piece: Piece, values: Sequence[Any], sizes: Sequence[int | None])
     if not isinstance(first, _PLAIN):
         raise UnpredictableResult(piece, f"it returns a value of type {kind}")
     if any(first != value and not repr(first) == repr(value) == "nan" for value in values):
-        raise UnpredictableResult(piece, f"it returns a value of type {kind} that depends on the data")
+        raise UnpredictableResult(
+            piece, f"it returns a value of type {kind} that depends on the data, or on earlier calls"
+        )
     return LeafSpec((), None, first)
 
 

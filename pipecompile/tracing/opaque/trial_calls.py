@@ -70,6 +70,16 @@ class TrialCall:
     only_read: tuple[torch.Tensor, ...] = ()
 
     @property
+    def returns_numbers(self) -> bool:
+        """Whether a number is among the results, which may be another in the next call."""
+        return any(type(leaf) in (int, float) for leaf in self.leaves)
+
+    @property
+    def n_parameters(self) -> int:
+        """The elements of the parameters among `used`."""
+        return sum(tensor.numel() for tensor in self.used if isinstance(tensor, nn.Parameter))
+
+    @property
     def state(self) -> tuple[torch.Tensor, ...]:
         """The tensors of the model that the call may write: of parameters, those that it wrote."""
         read = {id(tensor) for tensor in self.only_read}

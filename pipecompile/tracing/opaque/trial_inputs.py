@@ -24,7 +24,7 @@ class DataChange(Enum):
     within a sample. WILD: floats scaled by factors of -8 to 8, random bools, integers as in LIKELY. Many models refuse
     wild data; where one does not, sizes that equalled the batch size by chance differ from it. DRAWN: as LIKELY, and integers and
     bools drawn from those of the input: where all samples select equally many rows, these do not. THINNED: as LIKELY, and masks select
-    fewer elements than their values say.
+    fewer elements than their values say. LATER: the data of the example, in the state that a call has left.
     """
 
     NONE = 0
@@ -32,6 +32,10 @@ class DataChange(Enum):
     WILD = 2
     DRAWN = 3
     THINNED = 4
+    LATER = 5
+
+
+_UNCHANGED = (DataChange.NONE, DataChange.LATER)
 
 
 def vary_input(leaf: Any, dim: Any, size: int | None, *, change: DataChange) -> Any:
@@ -41,8 +45,8 @@ def vary_input(leaf: Any, dim: Any, size: int | None, *, change: DataChange) -> 
     copy = leaf.detach().clone()
     if isinstance(dim, int) and size is not None:
         order = torch.arange(size, device=leaf.device).clamp(max=leaf.shape[dim] - 1)
-        copy = leaf.detach().index_select(dim, order.flip(0) if change is not DataChange.NONE else order)
-    if change is not DataChange.NONE:
+        copy = leaf.detach().index_select(dim, order.flip(0) if change not in _UNCHANGED else order)
+    if change not in _UNCHANGED:
         generator = torch.Generator().manual_seed(size or 0)
         is_drawn = change is DataChange.DRAWN and not leaf.is_floating_point() and leaf.numel() > 1
         is_wild = change is DataChange.WILD
@@ -68,8 +72,12 @@ def _drawn(leaf: torch.Tensor, copy: torch.Tensor, generator: torch.Generator) -
     return torch.take(values, chosen.to(values.device))
 
 
-def further_runs(pieces: Iterable[Piece], sizes: list[int | None]) -> Iterator[tuple[int | None, DataChange]]:
-    """Yield batch size and change of data for the runs after the first, or the first two of different `sizes`."""
+def further_runs(
+    pieces: Iterable[Piece], sizes: list[int | None], *, has_numbers: bool
+) -> Iterator[tuple[int | None, DataChange]]:
+    """Yield batch size and change of data for the runs after the first, or the first two of different `sizes`. `has_numbers`: a piece
+    returns numbers, which may be another in every call.
+    """
     pieces, has_two = tuple(pieces), len(set(sizes)) > 1
     if has_two:
         sizes.append(_third_size(*sizes))
@@ -79,6 +87,8 @@ def further_runs(pieces: Iterable[Piece], sizes: list[int | None]) -> Iterator[t
         yield _WILD_SAMPLES if has_two and has_functions else sizes[0], DataChange.WILD
     for other in dict.fromkeys(sizes) if has_functions else ():
         yield other, DataChange.DRAWN
+    if has_numbers:
+        yield sizes[0], DataChange.LATER
 
 
 def _third_size(size: int | None, other: int | None) -> int:

@@ -43,19 +43,27 @@ __all__ = ["run_trial"]
 
 
 def run_trial(
-    model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], *, reseed: int = 0, thins: bool = False
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    pieces: Iterable[Piece],
+    *,
+    reseed: int = 0,
+    thins: bool = False,
+    n_before: int = 0,
 ) -> dict[Piece, list[TrialCall]]:
     """Run the model once, and return the calls of each piece in order. Raise what the model raises.
 
-    `reseed`: draw other random numbers than trial runs with another `reseed`. `thins`: masks select fewer elements.
+    `reseed`: draw other random numbers than trial runs with another `reseed`. `thins`: masks select fewer elements. `n_before`: calls
+    of the model before, which change its state.
     """
     pieces = tuple(pieces)
     try:
-        return _run(model, args, kwargs, pieces, reseed, has_hooks=True, thins=thins)
+        return _run(model, args, kwargs, pieces, reseed, n_before, has_hooks=True, thins=thins)
     except RuntimeError as error:
         if _REFUSAL not in str(error):
             raise
-    return _run(model, args, kwargs, pieces, reseed, has_hooks=False, thins=thins)
+    return _run(model, args, kwargs, pieces, reseed, n_before, has_hooks=False, thins=thins)
 
 
 _REFUSAL = "support saved tensor hooks"
@@ -63,7 +71,15 @@ _REFUSAL = "support saved tensor hooks"
 
 
 def _run(
-    model: nn.Module, args: Any, kwargs: Any, pieces: Iterable[Piece], reseed: int, *, has_hooks: bool, thins: bool
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    pieces: Iterable[Piece],
+    reseed: int,
+    n_before: int,
+    *,
+    has_hooks: bool,
+    thins: bool,
 ) -> dict[Piece, list[TrialCall]]:
     """Run the model once. Without hooks on what autograd saves, all memory that a call allocates counts as saved."""
     calls: dict[Piece, list[_Notes]] = {piece: [] for piece in pieces}
@@ -74,6 +90,10 @@ def _run(
         if reseed:
             torch.manual_seed(torch.initial_seed() + reseed)
             RandomStates(kernels.sources).advance(_STRIDE * reseed)
+        for _ in range(n_before):
+            model(*args, **kwargs)
+            for made in calls.values():
+                made.clear()
         model(*args, **kwargs)
     return {piece: [_with_named(piece, model, *one) for one in made] for piece, made in calls.items()}
 

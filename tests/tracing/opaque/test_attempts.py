@@ -632,3 +632,63 @@ def test_a_part_with_batch_norm_is_right_for_any_batch_if_the_example_has_two_sa
 
     graph = trace(nn.Sequential(nn.Linear(6, 6), Decides(), nn.Linear(6, 6)), torch.randn(2, 6))
     assert graph.facts.batch_size is None
+
+
+class Queue(nn.Module):
+    """A queue of keys, as of MoCo: a bare conversion of a buffer is the index of a later statement."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("queue", torch.zeros(8, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x):
+        keys = self.first(x)
+        similar = self.last(keys) @ self.queue.clone().t()
+        with torch.no_grad():
+            place = int(self.place)
+            self.queue[place : place + len(x)] = keys
+            place = (place + len(x)) % 8
+            self.place[0] = place
+        return similar[:, :4]
+
+
+def test_a_number_of_a_buffer_that_the_call_changes_is_no_constant():
+    model, eager = Queue(), Queue()
+    eager.load_state_dict(model.state_dict())
+    pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=nn.functional.mse_loss, cost="analytic")
+    for _ in range(3):
+        x = torch.randn(4, 4)
+        pipe.step(x, target=x)
+        for part in x.chunk(2):
+            eager(part)
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    assert pipe.explain().traces == 1
+
+
+class Numbered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.layer = 0, nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x), self.calls
+
+
+class DividedByCalls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbered, self.last = Numbered(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x, calls = self.numbered(x)
+        return self.last(x) / calls
+
+
+def test_a_piece_whose_number_each_call_changes_is_refused_before_a_step():
+    with pytest.raises(
+        pc.TraceError, match=r"numbered: it returns a value of type int that depends on .* earlier calls"
+    ):
+        pc.trace(DividedByCalls(), torch.randn(2, 4))
