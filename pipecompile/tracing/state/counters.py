@@ -32,15 +32,14 @@ _counter.__name__ = "lifted"
 
 @contextmanager
 def counters_watched(changes: Sequence[StateChange]) -> Iterator[dict[str, Comparison]]:
-    """Put stand-ins for the counters among the changes into the model. Yield the comparisons that Python makes with them.
+    """Put stand-ins for counters, which these changes advance, into the model. Yield the comparisons that Python makes with them.
 
     The caller restores the model.
     """
     comparisons: dict[str, Comparison] = {}
     for change in changes:
-        if change.is_count:
-            cls: Any = LiftedFloat if isinstance(change.value, float) else LiftedInt
-            put_value(change.place.container, change.key, cls(_counter, (change.name,), change.value, comparisons))
+        cls: Any = LiftedFloat if isinstance(change.value, float) else LiftedInt
+        put_value(change.place.container, change.key, cls(_counter, (change.name,), change.value, comparisons))
     yield comparisons
 
 

@@ -56,7 +56,7 @@ def effect_function(change: StateChange, later: Any, owner: nn.Module) -> Any:
     key, route = change.key, ContainerRoute.to(change.place.container, owner, change.place.name)
     is_attribute = change.place.container is vars(owner) and not isinstance(change.value, (list, dict, deque))
     place = EffectPlace(route, key, is_attribute=is_attribute)
-    if change.is_count and type(later) in (int, float) and later != change.value:
+    if change.is_number and type(later) in (int, float) and later != change.value:
         step = later - change.value
         if change.before is not None and change.value - change.before != step:
             return None

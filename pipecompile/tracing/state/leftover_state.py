@@ -91,15 +91,24 @@ class StateChange:
 
     @property
     def is_count(self) -> bool:
-        """Whether a number replaced a number, or is the first one at a key."""
-        first = self.before is None and self.key is not None and not self.is_buffer
-        return type(self.value) in (int, float) and (first or type(self.before) in (int, float))
+        """Whether a number replaced a number."""
+        return all(type(value) in (int, float) for value in (self.before, self.value))
+
+    @property
+    def is_first_number(self) -> bool:
+        """Whether a number is the first one at a key: a counter that the first call begins, or a number that it computes once."""
+        return self.before is None and self.key is not None and type(self.value) in (int, float)
 
     @property
     def is_sum_of_sizes(self) -> bool:
         """Whether a number that depends on the size of the batch replaced a number, or is the first one at a key."""
         is_size = isinstance(self.value, (torch.SymInt, torch.SymFloat)) and not isinstance(self.value, LiftedNumber)
         return is_size and self.key is not None and (self.before is None or type(self.before) in (int, float))
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the change may be an advance of a counter."""
+        return self.is_count or self.is_first_number or self.is_sum_of_sizes
 
     @property
     def is_plain(self) -> bool:

@@ -175,7 +175,7 @@ def warn_of_repetitions(
     changes: Sequence[StateChange], inside: Mapping[str, RecomputedRegion], model: nn.Module
 ) -> None:
     """Warn about counters and lists that the user's own checkpointing changes again, when a region is recomputed."""
-    repeated = [change for change in changes if change.is_count or change.key is None]
+    repeated = [change for change in changes if change.is_number or change.key is None]
     if repeated:
         names = ", ".join(dict.fromkeys(change.name for change in repeated))
         place = line_of(inside[repeated[0].place.owner].source)

@@ -108,7 +108,7 @@ def _record_single(recording: RecordedCall, changes: Sequence[StateChange]) -> N
     recording.regions.close()
     of_pieces = recording.leftovers.of_pieces(changes)
     for change in [one.settled() for one in changes if not any(one is other for other in of_pieces)]:
-        is_advanced = (change.is_count or change.is_sum_of_sizes) and change.before is not None
+        is_advanced = change.is_number and change.before is not None
         after = 2 * change.value - change.before if is_advanced else None
         effect = effect_function(change, after, recording.model.get_submodule(change.place.owner))
         value = recording.values.with_fakes(change.value)
@@ -143,7 +143,8 @@ def _compare_calls(recording: RecordedCall, inputs: FlatInputs, output: Any, cha
         recording.leftovers.note_written(change)
     warn_of_lost([change.name for change in _record_changes(kept, later, constants, recording)], model)
     inside = {noted.module: noted.region for noted in map(facts, first) if noted.region}
-    warn_of_repetitions([change for change in changes if change.place.owner in inside], inside, model)
+    made_again = [change for change in changes if not change.is_first_number or any(map(change.is_at, later))]
+    warn_of_repetitions([change for change in made_again if change.place.owner in inside], inside, model)
 
 
 def _later_changes(
@@ -156,10 +157,16 @@ def _later_changes(
     model, graph = recording.model, recording.values.graph
     kept = change_keys([change for change in changes if change.is_buffer])
     decisions = recording.values.symbol.guards()
-    if not any(change.is_count for change in changes):
+    counters = [change for change in changes if change.is_count]
+    if firsts := [change for change in changes if change.is_first_number]:
+        with contents_restored(places_of(model)):
+            again = _record_again(recording, inputs, kept)
+        counters += [one for one in firsts if any(map(one.is_at, again))]
+        _erase_second_call(graph, set(first))
+    if not counters:
         return _undecided(_record_again(recording, inputs, kept), decisions, recording)
     later: list[StateChange] | None = None
-    with contents_restored(places_of(model)), counters_watched(changes) as comparisons, suppress(Exception):
+    with contents_restored(places_of(model)), counters_watched(counters) as comparisons, suppress(Exception):
         later = _record_again(recording, inputs, kept)
     if later is None:
         _erase_second_call(graph, set(first))
@@ -257,7 +264,7 @@ def _record_changes(
     for change, effect in effects:
         if effect is None or effect is _MADE_ANYWAY:
             continue
-        if lost and not change.tensors and not change.is_count:
+        if lost and not change.tensors and not change.is_count and not effect.place.is_count:
             lost.append(change)
         else:
             is_constant = change.tensors and _is_constant(change, recording.values, constants)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -148,3 +149,26 @@ def test_a_comparison_of_a_number_that_stays_is_no_decision_on_a_counter():
     model = Measured()
     pc.compile(model, 2, n_microbatches=2, loss_fn=nn.functional.mse_loss, cost="analytic").step(x, target=x)
     assert (model.calls, model.width) == (2, 4)
+
+
+class ComputedOnce(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.rate = nn.Linear(4, 4), nn.Linear(4, 4), 0.5
+
+    @cached_property
+    def scale(self):
+        return 2 * self.rate
+
+    def forward(self, x):
+        return self.last(self.first(x) * self.scale)
+
+
+@pytest.mark.filterwarnings("error::pipecompile.RecordingWarning")
+def test_a_number_that_the_first_call_computes_is_no_counter():
+    model, x = ComputedOnce(), torch.randn(4, 4)
+    pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=nn.functional.mse_loss, cost="analytic")
+    for _ in range(2):
+        pipe.step(x, target=x)
+    assert model.scale == 1
+    assert pipe.explain().traces == 1
