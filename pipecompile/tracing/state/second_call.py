@@ -179,7 +179,7 @@ def _later_changes(
 
 
 def _undecided(later: list[StateChange], decisions: Sequence[Any], recording: RecordedCall) -> list[StateChange]:
-    """Return the changes of a second call. If Python has decided on more sizes than in the first, sums of sizes are no counters."""
+    """Return the changes of a second call. If Python has decided on more sizes than in the first, sums of sizes are not counters."""
     if recording.values.symbol.guards() == decisions:
         return later
     is_size = [isinstance(one.value, (torch.SymInt, torch.SymFloat)) for one in later]
