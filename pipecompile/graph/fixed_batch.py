@@ -7,7 +7,7 @@ the same random samples, with the same random parameters.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from pipecompile.graph.colocation import compute_nodes
 from pipecompile.graph.merge_laws import is_close, reductions_for, rule_holds
 from pipecompile.graph.probe_layers import randomise
 from pipecompile.graph.special_numbers import SpecialTrials
+from pipecompile.torch_private import pytree
 from pipecompile.tracing.emit.value_nodes import CONSTANT
 from pipecompile.tracing.node_facts import value_of
 from pipecompile.tracing.traced_graph import TracedGraph
@@ -43,7 +44,7 @@ def fixed_rules(graph: TracedGraph, other: TracedGraph | None) -> tuple[MergeRul
         return tuple(_by_length(value, graph.facts.batch_size) for value in values)
     is_listed = _is_listed(graph) and _is_listed(other)
     if not is_listed and other.facts.out_spec != graph.facts.out_spec:
-        return (_refused("it is in a list whose length depends on the batch size"),) * len(values)
+        return _of_lists(graph.facts.out_spec, other.facts.out_spec)
     trials = _trials(graph, other)
     if is_listed:
         is_right = all(_is_same_list(whole, parts) for whole, parts in trials)
@@ -58,6 +59,25 @@ _MEETING = "a sample's part of it depends on other samples"
 
 def _refused(why: str) -> MergeRule:
     return MergeRule(MergeKind.REFUSED, reason=why)
+
+
+def _of_lists(spec: pytree.TreeSpec, other: pytree.TreeSpec) -> tuple[MergeRule, ...]:
+    """Return a refusal per leaf of a structure that depends on the batch size, with a reason for those in the list that does."""
+    in_list = list(_in_changed_part(spec, other))
+    has_culprit = any(in_list)
+    reason = "it is in a list whose length depends on the batch size"
+    return tuple(_refused(reason if is_in or not has_culprit else "") for is_in in in_list)
+
+
+def _in_changed_part(spec: pytree.TreeSpec, other: pytree.TreeSpec) -> Iterator[bool]:
+    """Yield, per leaf of `spec`, whether it is in the innermost container whose length or keys differ from those in `other`."""
+    children, others = pytree.children_of_spec(spec), pytree.children_of_spec(other)
+    is_alike = (spec.type, spec.context, len(children)) == (other.type, other.context, len(others))
+    if spec == other or not is_alike:
+        yield from [not is_alike] * spec.num_leaves
+        return
+    for child, its_other in zip(children, others, strict=True):
+        yield from _in_changed_part(child, its_other)
 
 
 def _is_listed(graph: TracedGraph) -> bool:

@@ -43,12 +43,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OutputLeaf:
-    """One leaf of the output: a named value of the graph, or a constant or expression known without running it."""
+    """One leaf of the output: a named value of the graph, or a constant or expression known without running it.
+
+    `source` is the line of the user's code that computed the value, "" where none did.
+    """
 
     value: str | None
     constant: Any = None
     expression: sympy.Basic | None = None
     kind: type = int
+    source: str = ""
 
     def known(self, size: int, symbol: sympy.Symbol) -> Any:
         """Return the constant, or the expression's number for a batch of `size` samples."""
@@ -97,19 +101,24 @@ class Outputs:
     def join(self, joins: Sequence[MergeRule], tail: WholeBatchTail | None = None) -> None:
         """Set the merge rule of each leaf, and the tail of the COMPUTED ones. Raise UnmergedError for a leaf that cannot be merged."""
         self.joins, self.tail = tuple(joins), tail
-        for index, (leaf, join) in enumerate(zip(self.leaves, joins, strict=True)):
-            if join.kind is MergeKind.REFUSED:
-                self.joins = None
-                raise UnmergedError(
-                    f"{_UNMERGED}: leaf {index}",
-                    where=shown(leaf.value or leaf.constant),
-                    why=join.reason,
-                    hint="n_microbatches=1, or a model that returns one row (or one number of rows) for each sample; step is not concerned",
-                )
+        if refused := [index for index, join in enumerate(joins) if join.kind is MergeKind.REFUSED]:
+            self.joins = None
+            index = next((index for index in refused if joins[index].reason), refused[0])
+            raise UnmergedError(
+                f"{_UNMERGED}: {self._path(index)}",
+                where=self.leaves[index].source or shown(self.leaves[index].value or self.leaves[index].constant),
+                why=joins[index].reason,
+                hint="n_microbatches=1, or a model that returns one row (or one number of rows) for each sample; step is not concerned",
+            )
         pairs = zip(self.leaves, joins, strict=True)
         own = {leaf.value: rule for leaf, rule in pairs if leaf.value and rule.kind is not MergeKind.COMPUTED}
         self._rules = {**own, **(tail.rules if tail is not None else {})}
         self.names = tuple(self._rules)
+
+    def _path(self, index: int) -> str:
+        """Return the path of a leaf, as `output['rows'][0]`."""
+        paths = [path for path, _ in pytree.tree_flatten_with_path(self.example)[0]]
+        return "output" + "".join(map(str, paths[index] if len(paths) == len(self.leaves) else (f" {index}",)))
 
     def gathered(self, parts: Mapping[str, Sequence[Any]], sizes: Sequence[int]) -> dict[str, Any]:
         """Return the values of the mini-batch from those of its micro-batches, whose sizes are in samples."""
@@ -139,7 +148,7 @@ def _leaf(argument: Any, value: Any) -> OutputLeaf:
     if isinstance(argument, fx.Node) and argument.op == "get_attr":  # neither tensor nor number
         return OutputLeaf(None, constant=value)
     if isinstance(argument, fx.Node) and not facts(argument).is_size:
-        return OutputLeaf(argument.name)
+        return OutputLeaf(argument.name, source=facts(argument).source)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return OutputLeaf(None, expression=sympy.sympify(value.node.expr), kind=value.node.pytype)
     return OutputLeaf(None, constant=argument)

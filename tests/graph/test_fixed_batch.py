@@ -46,6 +46,12 @@ def test_rules_come_from_experiments_on_both_recordings(
     assert {rule.kind for rule in fixed_rules(*graphs)} == {kind}
 
 
+def test_of_an_output_with_a_list_of_rows_only_leaves_of_the_list_have_a_reason() -> None:
+    model = Model(lambda rows: {"all": torch.stack(rows), "in": {"rows": rows, "three": rows[0]}})
+    rules = fixed_rules(*(pc.trace(model, torch.randn(size, 3)) for size in (2, 4)))
+    assert [bool(rule.reason) for rule in rules] == [False, True, True, False]
+
+
 def test_without_another_recording_the_batch_is_found_by_its_length() -> None:
     graph = pc.trace(Model(torch.stack), torch.randn(2, 3))
     assert [rule.kind for rule in fixed_rules(graph, None)] == [MergeKind.JOINED]

@@ -51,6 +51,15 @@ def test_an_output_without_a_rule_is_refused_with_its_reason(outputs: Outputs) -
     assert outputs.join_of(outputs.names[0]) == MergeRule(MergeKind.JOINED, 0)
 
 
+def test_a_refused_leaf_has_its_path_and_the_line_that_computes_it(outputs: Outputs) -> None:
+    refused, blamed = MergeRule(MergeKind.REFUSED), MergeRule(MergeKind.REFUSED, reason="rows differ")
+    with pytest.raises(pc.InputError, match=r"output\['y'\]\n *where .*test_results.py:\d+ in Model.forward"):
+        outputs.join([blamed, refused, refused])
+    with pytest.raises(pc.InputError, match=r"output\['rows'\]\n"):
+        outputs.join([refused, refused, blamed])
+    outputs.join([MergeRule(MergeKind.JOINED, 0), *[MergeRule(MergeKind.SAME)] * 2])
+
+
 def test_micro_batches_of_other_sizes_than_the_batch_are_refused_with_their_shapes(outputs: Outputs) -> None:
     (name,) = outputs.names
     outputs.join([MergeRule(MergeKind.JOINED, 0), *[MergeRule(MergeKind.SAME)] * 2])
