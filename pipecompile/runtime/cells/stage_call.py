@@ -157,8 +157,8 @@ def loss_function(loss_fn: Callable[..., Any] | None, *, has_aux: bool) -> Funct
     loss is the model's own.
     """
     if not has_aux:
-        loss_of = loss_fn or (lambda output, *_: own_loss(output))
-        return lambda *arguments: (_scalar(_called(loss_of, arguments)),)
+        loss_of, hint = (loss_fn, _MEAN) if loss_fn else ((lambda output, *_: own_loss(output)), _OWN_MEAN)
+        return lambda *arguments: (_scalar(_called(loss_of, arguments), hint),)
     assert loss_fn is not None
 
     def with_aux(*arguments: Any) -> Sequence[Any]:
@@ -191,7 +191,11 @@ def _described(value: Any) -> str:
     return type_text(value)
 
 
-def _scalar(loss: Any) -> torch.Tensor:
+_MEAN = "loss_fn(output, target) must return the mean over its samples"
+_OWN_MEAN = "compile(..., loss_fn=lambda output: output.loss.mean()), or a model that returns the mean over its samples"
+
+
+def _scalar(loss: Any, hint: str = _MEAN) -> torch.Tensor:
     """Return the loss as a plain tensor without dimensions. Raise InputError if it has not exactly one element.
 
     Under `loss_parallel` of torch it is a DTensor, into whose backward no plain gradient goes.
@@ -201,7 +205,6 @@ def _scalar(loss: Any) -> torch.Tensor:
         return whole if whole.dim() == 0 else whole.reshape(())
     is_tensor = isinstance(loss, torch.Tensor)
     what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else type_text(loss)
-    hint = "loss_fn(output, target) must return the mean over its samples"
     if isinstance(loss, tuple):
         hint += "; compile(..., has_aux=True) if it returns (loss, aux)"
     raise InputError(f"the loss is {what}, not a scalar", hint=hint)

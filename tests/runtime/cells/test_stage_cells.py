@@ -13,7 +13,7 @@ from torch import fx, nn
 import pipecompile as pc
 from pipecompile.graph.stages import Stage
 from pipecompile.ir import AUX, HOST, LOSS, TARGET, Route
-from pipecompile.runtime.cells.stage_call import StageCode
+from pipecompile.runtime.cells.stage_call import StageCode, loss_function
 from pipecompile.runtime.cells.stage_cells import Cell, loss_cells, plain_cells
 
 OUTPUTS: Any = SimpleNamespace(names=("y",), assemble=lambda value_named, size: (value_named("y"), size))
@@ -84,6 +84,11 @@ def test_another_loss_is_refused(loss: Any, has_aux: bool, text: str) -> None:
     cell = with_loss(lambda *_: loss, has_aux=has_aux)
     with pytest.raises(pc.InputError, match=text):
         cell.code.for_slot(None)(torch.ones(1), torch.ones(1), 1)
+
+
+def test_a_loss_per_sample_that_the_model_computes_itself_is_refused_with_a_loss_function_to_paste() -> None:
+    with pytest.raises(pc.InputError, match=r"shape \(2,\).*\n.*loss_fn=lambda output: output\.loss\.mean\(\)"):
+        loss_function(None, has_aux=False)({"loss": torch.ones(2)})
 
 
 class Inputs(nn.Module):
