@@ -42,6 +42,7 @@ def soft(x):
     return torch.softmax(x.view(-1, 2, 3), -1)
 
 
+@pytest.mark.smoke
 def test_a_second_recording_computes_no_result_again_and_is_the_same(computed):
     first, n_first = record(soft), len(computed)
     second = record(soft)
