@@ -3,7 +3,7 @@
 of a class       what the functions name, and special methods that ran: `x * h` and `x[0]` name neither `__mul__` nor `__getitem__`
 of a tensor      what was set on it, as `weight.scale = 2.0`, under a name or text that the functions have
 of a function    the same: `forward.calls`
-of a module      what the functions name, whatever refers to the module: `self.settings.scale`
+of a module      what the functions name, whatever refers to the module: `self.settings.scale`; of torch's, if an object holds it
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ FOREIGN = frozenset(sys.stdlib_module_names) | {"sympy", "numpy", "pipecompile"}
 
 WITH_TORCH = FOREIGN | {"torch"}
 """Packages whose functions and classes hold no state of the user's."""
+
+
+_PATCHED = ("numpy", "torch")
+"""Packages whose functions a user may replace."""
 
 
 class NamingWalk(Protocol):
@@ -82,6 +86,15 @@ class NamedAttributes:
         elif scope.__name__.partition(".")[0] not in WITH_TORCH:
             self.note_set(vars(scope), scope.__name__, place)
 
+    def note_value(self, value: Any, holder: Holder | None, place: Place) -> None:
+        """Note a text, which may be a name (`getattr(ops, self.kind)`), and a module of torch or numpy that an object or a container
+        holds (`self.F = torch.nn.functional`).
+        """
+        if isinstance(value, str) and value.isidentifier():
+            self._names.add(value)
+        elif isinstance(value, ModuleType) and value.__name__.partition(".")[0] in _PATCHED and not _is_of_code(holder):
+            self.note_set(vars(value), value.__name__, place)
+
     def note_class(self, cls: type, place: Place) -> None:
         """Note a user class and its bases."""
         for base in cls.__mro__:
@@ -112,6 +125,13 @@ class NamedAttributes:
                 is_unused = name in self._special[cls] and not self._walk.has_run(vars(cls)[name])
                 if not is_unused and class_attribute(cls, name) is not None:
                     self.add(cls, name, place)
+
+
+def _is_of_code(holder: Holder | None) -> bool:
+    """Return whether a value is a global or a variable of a function, whose code names what it takes from it."""
+    if holder is None or holder.key == "cell_contents":
+        return holder is not None
+    return isinstance(holder.container, dict) and "__builtins__" in holder.container
 
 
 def _bases(cls: type) -> tuple[type, ...]:

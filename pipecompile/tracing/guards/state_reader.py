@@ -132,6 +132,7 @@ class StateReader:
 
     def _visit(self, value: Any, label: str, place: Place, holder: Holder | None) -> None:
         add = self.state.add
+        self.named.note_value(value, holder, place)
         if is_atom(value):
             add(label, type(value) if self.is_lifted(label, value) else value, place)
             if holder is not None and type(value) in (int, float):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import pipecompile as pc
 
@@ -101,3 +103,36 @@ def test_special_methods_are_guarded(kind: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(Gain, "__call__", lambda _, h: h * 5)
         monkeypatch.setattr(Gain, "__getitem__", lambda *_: 5)
         assert torch.equal(pipe(x), torch.cat([model(part) for part in x.chunk(2)]))
+
+
+class Holding(nn.Module):
+    """Finds a function of torch by a module that an object holds, or a function by a name that an attribute has."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(4, 4), how
+        self.library = functional if how == "attribute" else SimpleNamespace(library=functional)
+        self.libraries, self.kind = {"functional": functional}, "chosen"
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.layer(x)
+        if self.how == "name":
+            return getattr(operations, self.kind)(h)
+        if self.how == "dict":
+            return self.libraries["functional"].gelu(h)
+        return (self.library if self.how == "attribute" else self.library.library).gelu(h)
+
+
+operations = ModuleType("operations")
+operations.chosen = lambda h: h.tanh()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("how", ["attribute", "object", "dict", "name"])
+def test_a_function_that_is_replaced_in_a_module_is_noticed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Holding(how), torch.randn(2, 4)
+    pipe = pc.compile(model, 1, n_microbatches=1, example_args=(x,), cost="analytic")
+    assert torch.equal(pipe(x), model(x))
+    scope, name = (operations, "chosen") if how == "name" else (functional, "gelu")
+    monkeypatch.setattr(scope, name, lambda h: 2 * h)
+    assert torch.equal(pipe(x), model(x))
+    assert pipe.explain().traces == 2
