@@ -293,8 +293,8 @@ class CallRecorder(TorchFunctionMode):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing inside the block."""
-        self.is_paused = True
+        before, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self.is_paused = False
+            self.is_paused = before

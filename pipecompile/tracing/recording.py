@@ -274,7 +274,8 @@ class Recorder(CallRecorder):
         builtins = builtin_calls_redirected(builtin_substitutes(self), self.reach.functions)
         return (
             self.reads, self.fake, self.draws, self.dispatcher, *self.twins.device_contexts, enable_python_dispatcher(),
-            intercepted(self), pieces, builtins, caches_bypassed(self.reach.caches), self, self.executed,
+            intercepted(self), pieces, builtins, caches_bypassed(self.reach.caches, self.paused), self,
+            self.executed,
         )  # fmt: skip
 
     def _placeholder(self, name: str, leaf: Any, dim: Any) -> Any:

@@ -19,17 +19,20 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
+from pipecompile.errors import RecordingWarning
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import FakeTensor
+from pipecompile.tracing.fakes.lifted_numbers import NotLiftedError, lifted_in
 from pipecompile.tracing.loaded_names import names_in
 from pipecompile.tracing.reachable_code import CachedFunction
+from pipecompile.tracing.user_source import warn
 
 __all__ = ["builtin_calls_redirected", "caches_bypassed", "caches_purged"]
 
@@ -114,9 +117,14 @@ def _calls(body: bytes, names: Mapping[int, str]) -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def caches_bypassed(caches: Iterable[CachedFunction]) -> Iterator[None]:
-    """Call these functions past their caches inside the block, whenever an argument is symbolic or fake."""
-    swapped = [cached for cached in caches if _replace(cached, _bypass(cached.function))]
+def caches_bypassed(
+    caches: Iterable[CachedFunction], paused: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Call these functions past their caches inside the block, whenever an argument is symbolic or fake.
+
+    Where a cache has a result, the function runs too, `paused`: guards then see what it reads, which counts once the cache is cleared.
+    """
+    swapped = [cached for cached in caches if _replace(cached, _bypass(cached.function, paused))]
     try:
         yield
     finally:
@@ -124,13 +132,36 @@ def caches_bypassed(caches: Iterable[CachedFunction]) -> Iterator[None]:
             _replace(cached, cached.function)
 
 
-def _bypass(cached: Any) -> Callable[..., Any]:
+def _bypass(cached: Any, paused: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
+    seen = set[Any]()
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (cached.__wrapped__ if _has_stand_in((args, kwargs)) else cached)(*args, **kwargs)
+        if _has_stand_in((args, kwargs)):
+            return cached.__wrapped__(*args, **kwargs)
+        hits = cached.cache_info().hits
+        result = computed = cached(*args, **kwargs)
+        if cached.cache_info().hits > hits and (key := (args, *sorted(kwargs.items()))) not in seen:
+            seen.add(key)
+            with paused(), suppress(Exception):
+                computed = cached.__wrapped__(*args, **kwargs)
+        for number in lifted_in(computed):
+            raise NotLiftedError(number, f"{cached.__qualname__}, a function with a cache, returns it")
+        _warn_if_stale(cached, result, computed)
+        return result
 
     functools.update_wrapper(call, cached)
     vars(call).update(cache_info=cached.cache_info, cache_clear=cached.cache_clear)
     return call
+
+
+def _warn_if_stale(cached: Any, result: Any, computed: Any) -> None:
+    """Warn of a number in a cache that the function would not compute now."""
+    if type(result) in (int, float) and type(computed) in (int, float) and result != computed:
+        what = (
+            f"{cached.__qualname__} returns another number from its cache than it would compute now: a recording has the number of the"
+            " cache, and cache_clear() is not noticed. Try cache_clear() when what the function reads changes"
+        )
+        warn(what, RecordingWarning)
 
 
 def _replace(cached: CachedFunction, function: Any) -> bool:

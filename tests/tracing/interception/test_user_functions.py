@@ -168,3 +168,36 @@ def test_functions_made_in_a_recording_call_the_builtins_afterwards():
     pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=mse_loss, devices=["cpu"] * 2, cost="analytic")
     pipe.step(torch.randn(4, 4), target=torch.randn(4, 2))
     assert [type(norm) for norm in model.norms] == [float, float]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rate = nn.Linear(4, 4), 1.0
+
+    @functools.lru_cache  # noqa: B019
+    def scale(self) -> float:
+        return 2 * self.rate
+
+    def forward(self, x):
+        return self.layer(x) * self.scale()
+
+
+def test_what_a_cached_function_reads_is_noticed_after_cache_clear():
+    model, x = Scaled(), torch.randn(2, 4)
+    model(x)
+    pipe = pc.compile(model, 1, n_microbatches=1, cost="analytic")
+    for step in range(5):
+        model.rate = 1.0 + step
+        Scaled.scale.cache_clear()
+        expected = model(x)  # the cache has the result when the model is recorded
+        assert torch.equal(pipe(x), expected)
+
+
+def test_a_cache_with_an_old_number_is_used_as_it_is_and_warned_of():
+    model, x = Scaled(), torch.randn(2, 4)
+    model(x)
+    pipe = pc.compile(model, 1, n_microbatches=1, cost="analytic")
+    model.rate = 2.0
+    with pytest.warns(pc.RecordingWarning, match=r"Scaled.scale returns another number from its cache"):
+        assert torch.equal(pipe(x), model(x))
