@@ -3,25 +3,28 @@
     hook on a layer:   self.seen[name] = output       the node of the layer runs the hook, in every run
     forward:           out = self.seen; self.seen = {}      no node does this
     forward:           self.seen.append(x), before hooks append     a node does this after the hooks
+    forward:           self.scale = y.mean(), before a hook reads it   a node does this after the hooks, too
 
-A run would leave what eager does not. Such a layer is recorded through: its hooks are recorded as well, and no run calls them.
+A run would leave what eager does not, or hooks would read what the call before left. Such a layer is recorded through: its hooks are recorded as well, and no run calls them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modules import backward_hooks_of
+from pipecompile.tracing.loaded_names import attribute_names
 from pipecompile.tracing.state.effect_places import value_at
 from pipecompile.tracing.state.leftover_state import StateChange
 from pipecompile.tracing.state.snapshot import places_of
 
-__all__ = ["HookLeftovers", "UndoneHooks"]
+__all__ = ["HookLeftovers", "UndoneHooks", "names_of_hooks"]
 
 
 class UndoneHooks(TraceError):
@@ -30,6 +33,13 @@ class UndoneHooks(TraceError):
     def __init__(self, layers: Sequence[nn.Module], name: str) -> None:
         self.layers = layers
         super().__init__(code="PC114", why=f"the forward takes away what hooks leave in {name}")
+
+
+def names_of_hooks(hooks: Sequence[Any]) -> frozenset[str]:
+    """Return the names of attributes in the code of hooks."""
+    functions = [hook.func if isinstance(hook, partial) else hook for hook in hooks]
+    codes = [getattr(getattr(one, "__func__", one), "__code__", None) for one in functions]
+    return frozenset[str]().union(*(attribute_names(code) for code in codes if code is not None))
 
 
 class HookLeftovers:

@@ -149,6 +149,13 @@ class StateWatch:
         reached = {id(place.container) for place in places_of(*self._roots)} if changes else set()
         return [change for change in changes if id(change.place.container) in reached]
 
+    def changed(self, names: AbstractSet[str]) -> Iterator[StateChange]:
+        """Yield what differs now at these names of attributes, buffers and dicts."""
+        for place, then in self._then:
+            is_named = isinstance(place.container, dict) and not names.isdisjoint(place.container)
+            if is_named and id(place.container) not in self._tables:
+                yield from (change for change in _differences(place, then) if change.key in names)
+
     def replaced(self) -> list[StateChange]:
         """Return the parameters and children that are others now. No node can replace them."""
         places = [(place, then) for place, then in self._then if id(place.container) in self._tables]

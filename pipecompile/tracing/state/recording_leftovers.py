@@ -18,10 +18,10 @@ from typing import Any
 from torch import nn
 
 from pipecompile.errors import RecordingWarning, TraceError
-from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES
+from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES, backward_hooks_of
 from pipecompile.tracing.leaf_modules import has_own_python
 from pipecompile.tracing.recomputed_region import RecomputedRegion
-from pipecompile.tracing.state.hook_leftovers import HookLeftovers
+from pipecompile.tracing.state.hook_leftovers import HookLeftovers, UndoneHooks, names_of_hooks
 from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, change_keys, hooks_of, without_keys
 from pipecompile.tracing.user_source import line_of, warn
 
@@ -75,6 +75,8 @@ class RecordingLeftovers:
         Raise TraceError if a user layer with backward hooks, which could not be kept whole, changes something.
         """
         hooks, is_users = hooks_of(module), has_own_python(module)
+        if hooks and not any(backward_hooks_of(module)):
+            self._check_reads(module, names_of_hooks(hooks))
         watch = StateWatch(module, *hooks) if hooks or is_users else None
         yield
         changes = watch.changes() if watch else []
@@ -87,6 +89,15 @@ class RecordingLeftovers:
             )
         self._leaf_keys |= change_keys(changes)
         self.of_hooks.note(module, changes)
+
+    def _check_reads(self, module: nn.Module, names: frozenset[str]) -> None:
+        """Raise UndoneHooks if hooks of a layer name what the forward has written: nodes write it behind the layer, at the end."""
+        changes = without_keys([*self.watch.changed(names)], self._leaf_keys)
+        changes = [one for one in changes if not self.stands_for(one.value, one.before)]
+        pieces = self.of_pieces(changes)
+        for change in changes:
+            if not any(change is one for one in pieces):
+                raise UndoneHooks([module], change.name)
 
     def note_left(self, module: nn.Module, name: str, turns: RLock) -> None:
         """Note the value that a piece kept whole has left in an attribute. Its calls hold `turns`."""

@@ -189,3 +189,44 @@ def test_a_layer_that_is_recorded_through_is_guarded() -> None:
     for one in models:
         one.body[2].register_forward_hook(lambda _layer, _args, output: 2 * output)
     assert torch.equal(pipe(x), eager(x))
+
+
+class Scaling(nn.Module):
+    """Leaves a number, a tensor and a buffer that a hook of a later layer reads in the same forward."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.what, self.held = what, {"scale": 1.0}
+        self.register_buffer("moved", torch.ones(1))
+        self.scale = 1.0
+        self.second.register_forward_pre_hook(self.scaled)
+
+    def scaled(self, layer, inputs):
+        factor = {"buffer": self.moved, "dict": self.held["scale"]}.get(self.what, self.scale)
+        return (inputs[0] * factor,)
+
+    def forward(self, x):
+        h = self.first(x)
+        if self.what == "buffer":
+            self.moved = 2 * torch.ones(1)
+        elif self.what == "dict":
+            self.held["scale"] = 3.0
+        else:
+            self.scale = 2.0 if self.what == "number" else h.detach().abs().amax(1, keepdim=True)
+        return self.last(self.second(h).relu())
+
+
+@pytest.mark.parametrize("what", ["number", "tensor", "buffer", "dict"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_hook_reads_what_the_same_forward_has_left(what, count):
+    model, eager = Scaling(what), Scaling(what)
+    eager.load_state_dict(model.state_dict())
+    pipe = pc.compile(model, 2, n_microbatches=count, loss_fn=nn.functional.mse_loss, cost="analytic")
+    for _ in range(2):
+        x = torch.randn(2 * count, 4)
+        pipe.step(x, target=x)
+        for part in x.chunk(count):
+            (nn.functional.mse_loss(eager(part), part) / count).backward()
+        for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
