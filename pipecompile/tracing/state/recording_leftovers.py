@@ -10,17 +10,17 @@ self.norm.eval()                            a mode switched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private.modules import HOOK_TABLES, STATE_TABLES, backward_hooks_of
 from pipecompile.tracing.leaf_modules import has_own_python
-from pipecompile.tracing.recomputed_region import RecomputedRegion
+from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.state.hook_leftovers import HookLeftovers, UndoneHooks, names_of_hooks
 from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, change_keys, hooks_of, without_keys
 from pipecompile.tracing.user_source import line_of, warn
@@ -182,11 +182,10 @@ def warn_of_lost(lost: Sequence[str], model: nn.Module) -> None:
         warn(what, RecordingWarning)
 
 
-def warn_of_repetitions(
-    changes: Sequence[StateChange], inside: Mapping[str, RecomputedRegion], model: nn.Module
-) -> None:
-    """Warn about counters and lists that the user's own checkpointing changes again, when a region is recomputed."""
-    repeated = [change for change in changes if change.is_number or change.key is None]
+def warn_of_repetitions(changes: Sequence[StateChange], nodes: Iterable[fx.Node], model: nn.Module) -> None:
+    """Warn about counters and lists that the user's own checkpointing changes again, when a region of these nodes is recomputed."""
+    inside = {noted.module: noted.region for noted in map(facts, nodes) if noted.region}
+    repeated = [one for one in changes if one.place.owner in inside and (one.is_number or one.key is None)]
     if repeated:
         names = ", ".join(dict.fromkeys(change.name for change in repeated))
         place = line_of(inside[repeated[0].place.owner].source)

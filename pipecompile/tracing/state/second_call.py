@@ -142,9 +142,8 @@ def _compare_calls(recording: RecordedCall, inputs: FlatInputs, output: Any, cha
     for change in of_pieces:
         recording.leftovers.note_written(change)
     warn_of_lost([change.name for change in _record_changes(kept, later, constants, recording)], model)
-    inside = {noted.module: noted.region for noted in map(facts, first) if noted.region}
     made_again = [change for change in changes if not change.is_first_number or any(map(change.is_at, later))]
-    warn_of_repetitions([change for change in made_again if change.place.owner in inside], inside, model)
+    warn_of_repetitions(made_again, first, model)
 
 
 def _later_changes(
