@@ -99,7 +99,8 @@ class Writes(nn.Module):
 
 
 BESIDE_THE_MODEL = [by_function, by_global, by_namespace, by_slot, by_class, by_closure]
-ON_THE_MODEL = [by_missing_key, by_text, by_layer, by_removal]
+ON_THE_MODEL = [by_text, by_removal]
+COUNTED = [by_missing_key, by_layer]
 
 
 @pytest.mark.parametrize("write", BESIDE_THE_MODEL)
@@ -113,6 +114,18 @@ def test_a_write_that_no_node_makes_is_warned_of_once(write: Any) -> None:
             pipe.step(torch.randn(4, 4))
     texts = [str(one.message) for one in caught if issubclass(one.category, pc.RecordingWarning)]
     assert len([text for text in texts if "Writes.forward changes" in text]) == 1
+
+
+@pytest.mark.parametrize("write", COUNTED)
+def test_a_count_that_the_first_call_begins_is_that_of_all_micro_batches(write: Any) -> None:
+    model = Writes(write)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pc.RecordingWarning)
+        pipe = pc.compile(model, 2, example_args=(torch.ones(4, 4),), n_microbatches=2, cost="analytic", devices=["cpu"] * 2,
+                          loss_fn=lambda y: y.square().mean())  # fmt: skip
+        for _ in range(3):
+            pipe.step(torch.randn(4, 4))
+    assert model.counts["seen"] + getattr(model.last, "seen", 0) == 6
 
 
 @pytest.mark.parametrize("write", ON_THE_MODEL)
