@@ -94,7 +94,7 @@ def main() -> None:
         if options.only in model:
             for name, row in rows_of(SUBJECTS[model](), options.rounds).items():
                 table.add_row(model, name, *row.cells())
-    console = Console(record=True, width=165)
+    console = Console(record=True, width=190)
     console.print(table)
     if options.markdown:
         head = f"# Predicted steps\n\n`python benchmarks/prediction.py`, torch {torch.__version__}, {os.cpu_count()} cores.\n"
