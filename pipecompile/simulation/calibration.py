@@ -1,9 +1,9 @@
-"""Costs of the simulator from a measured step: the median seconds of each kind of action on each stage."""
+"""Costs of the simulator from a measured step: the mean seconds of each kind of action on each stage."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import median
+from statistics import fmean
 from typing import cast
 
 from pipecompile.errors import InputError
@@ -26,7 +26,7 @@ _COSTS = {
 def calibrate(measured: Timeline) -> CostOptions:
     """Return the costs of `simulate` as a step measured them: `simulate(pipe.program, **calibrate(pipe.measured))`.
 
-    Per stage, the median seconds of its F, R, B, I and W over the micro-batches. A kind that no stage ran is left out; a stage that did
+    Per stage, the mean seconds of its F, R, B, I and W over the micro-batches, whose sum is that of the step. A kind that no stage ran is left out; a stage that did
     not run a kind has 0 seconds for it. Transfers, launches and bytes are not in a measured step. Raise InputError if it is not
     a timeline of actions, or if stages have no forward in it, as in that of one rank.
     """
@@ -48,7 +48,7 @@ def calibrate(measured: Timeline) -> CostOptions:
             f"the timeline has no forward of stage {missing}", why="a rank measures its own stages", hint=hint
         )
     costs = {
-        name: [median(seconds[kind][stage]) if seconds[kind][stage] else 0.0 for stage in range(n_stages)]
+        name: [fmean(seconds[kind][stage]) if seconds[kind][stage] else 0.0 for stage in range(n_stages)]
         for kind, name in _COSTS.items()
         if kind in seconds
     }

@@ -17,7 +17,7 @@ def test_a_simulated_step_gives_its_own_costs(name: str) -> None:
     assert simulate(schedule, **calibrate(step)).spans == step.spans
 
 
-def test_each_cost_is_the_median_of_its_stage() -> None:
+def test_each_cost_is_the_mean_of_its_stage() -> None:
     spans = [
         (0, "0F0", 0.0, 9.0),
         (0, "0F1", 9.0, 10.0),
@@ -25,7 +25,7 @@ def test_each_cost_is_the_median_of_its_stage() -> None:
         (1, "1F0", 3.0, 6.0),
         (0, "to 1", 0.0, 5.0),
     ]
-    assert calibrate(Timeline.measured(spans, 2)) == {"forward": [2.0, 3.0]}
+    assert calibrate(Timeline.measured(spans, 2)) == {"forward": [4.0, 3.0]}
 
 
 def test_what_has_no_actions_is_refused() -> None:
