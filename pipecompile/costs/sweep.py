@@ -92,7 +92,8 @@ Sources = list[tuple[GradientEdge, _Sum]]
 @dataclass(slots=True)
 class _Step:
     """One node: seconds of its forward, and the data for its backward. `weight_sources` are the weights that W can take care
-    of; `exploring` are the seconds to find them, which I takes in every micro-batch and on a GPU the host does beside the kernels.
+    of; `exploring` are the seconds to find these weights. I spends them again in every micro-batch; on a GPU they are 0, since the host
+    searches beside the kernels. `found` are gradients of parameters, not added yet.
     """
 
     forward: float
@@ -101,7 +102,6 @@ class _Step:
     weight_sources: Sources = field(default_factory=list)
     exploring: float = 0.0
     seeds: list[Tensor] = field(default_factory=list)
-
     found: list[tuple[_Sum, Tensor]] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -118,6 +118,7 @@ class _Step:
                 into.add(gradient)
 
     def add(self) -> None:
+        """Add the gradients of parameters that `backward` has found."""
         for into, gradient in self.found:
             into.add(gradient)
         self.found.clear()

@@ -177,7 +177,8 @@ def _turns(
     state, end = ThreadState.of_caller(len(devices), devices), perf_counter() + budget
     turns: list[tuple[float, float]] = []
     with ThreadPoolExecutor(len(passes), "pipecompile-beside") as threads, _intra_op_threads(state.threads):
-        sum(map(_seconds, passes))
+        for warm_up in passes:
+            warm_up()
         while not turns or (len(turns) < TURNS and perf_counter() < end):
             alone = sum(map(_seconds, passes))
             turns.append((alone, _seconds_beside(passes, state, threads) if is_beside else alone))

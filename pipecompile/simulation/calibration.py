@@ -26,8 +26,8 @@ _COSTS = {
 def calibrate(measured: Timeline) -> CostOptions:
     """Return the costs of `simulate` as a step measured them: `simulate(pipe.program, **calibrate(pipe.measured))`.
 
-    Per stage, the mean seconds of its F, R, B, I and W over the micro-batches, whose sum is that of the step. A kind that no stage ran is left out; a stage that did
-    not run a kind has 0 seconds for it. Transfers, launches and bytes are not in a measured step. Raise InputError if it is not
+    Per stage, the mean seconds of its F, R, B, I and W over the micro-batches: the stage is busy as long as in the step. A kind that no
+    stage ran is left out; a stage that did not run a kind has 0 seconds for it. Transfers, launches and bytes are not in a measured step. Raise InputError if it is not
     a timeline of actions, or if stages have no forward in it, as in that of one rank.
     """
     check_kind(measured, Timeline, "pipe.measured, after a step")

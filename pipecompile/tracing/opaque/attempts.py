@@ -35,12 +35,12 @@ from pipecompile.tracing.trace_errors import (
     through_kept,
 )
 
-__all__ = ["MOST", "OpaquePieces", "OpaqueReason"]
+__all__ = ["LARGEST_SHARE", "OpaquePieces", "OpaqueReason"]
 
 _DRAWS = 4
 """Trial runs with other draws, if a piece draws random numbers: what it returns may depend on them, as with layer drop."""
 
-MOST = 0.75
+LARGEST_SHARE = 0.75
 """The part of the model's parameters that one call of a block may use."""
 _INCURABLE = ("PC106", "PC113")
 """Codes of failures that no opaque call avoids: backward hooks on the whole model, reads of gradients."""
@@ -236,7 +236,7 @@ class OpaquePieces:
         """Raise UnpredictableResult for a block that has nearly all of the model in it: no cut would be left."""
         whole = sum(parameter.numel() for parameter in self.model.parameters())
         for piece, calls in specs.items():
-            if piece.block and any(one.call.n_parameters > MOST * whole for one in calls):
+            if piece.block and any(one.call.n_parameters > LARGEST_SHARE * whole for one in calls):
                 raise UnpredictableResult(piece, "it contains nearly the whole model")
 
     def _first_trial(self, reasons: dict[Piece, OpaqueReason], size: int | None) -> dict[Piece, list[TrialCall]]:

@@ -22,7 +22,7 @@ from pipecompile.torch_private.modes import fake_tensor_log_disabled
 from pipecompile.tracing.emit.call_objects import UndecidedObjects
 from pipecompile.tracing.fakes.data_sizes import DataSizeCompared
 from pipecompile.tracing.model_pieces import Piece
-from pipecompile.tracing.opaque.attempts import MOST, OpaquePieces, OpaqueReason
+from pipecompile.tracing.opaque.attempts import LARGEST_SHARE, OpaquePieces, OpaqueReason
 from pipecompile.tracing.opaque.hooked_layers import hooked_layers
 from pipecompile.tracing.state.carried_state import Carrying
 from pipecompile.tracing.state.hook_leftovers import UndoneHooks
@@ -76,7 +76,7 @@ def _grow(opaque: OpaquePieces, error: Exception) -> None:
     is_comparison = isinstance(error.__cause__ or error, DataSizeCompared)
     carried = opaque.carried
     if isinstance(error, CarriedStateError) and carried.learn(error, error.carried):
-        opaque.is_batch_fixed = True  # the state has the batch size of the example
+        opaque.is_batch_fixed |= error.has_batch_size
         return
     if isinstance(error, CarriedStateError) and error.can_be_single and _is_whole(opaque.model, error.pieces):
         is_single_call = carried.allowed is Carrying.SINGLE_CALLS
@@ -95,4 +95,6 @@ def _grow(opaque: OpaquePieces, error: Exception) -> None:
 def _is_whole(model: nn.Module, pieces: Sequence[Piece]) -> bool:
     """Return whether the smallest piece has nearly all of the model in it, so that no cut would be left."""
     whole = sum(parameter.numel() for parameter in model.parameters())
-    return any(sum(p.numel() for p in model.get_submodule(one.path).parameters()) > MOST * whole for one in pieces[:1])
+    return any(
+        sum(p.numel() for p in model.get_submodule(one.path).parameters()) > LARGEST_SHARE * whole for one in pieces[:1]
+    )

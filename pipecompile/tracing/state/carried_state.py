@@ -27,7 +27,7 @@ from pipecompile.tracing.state.container_routes import ContainerRoute
 from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.leftover_state import StateChange
 
-__all__ = ["CarriedFacts", "CarriedState", "Carrying", "carried_keys", "is_plain_tensor"]
+__all__ = ["CarriedFacts", "CarriedState", "Carrying", "carried_keys", "has_batch_size", "is_plain_tensor"]
 
 Key = tuple[str, str, Any]
 """(path of the module, path of the container inside it, key): the same in every recording of a model."""
@@ -129,6 +129,11 @@ class CarriedState:
 def carried_keys(changes: Iterable[StateChange]) -> frozenset[Key]:
     """Return the keys of the changes that a graph can write in place, if its sizes are fixed."""
     return frozenset(_key(change) for change in changes if not change.is_buffer and _fits(change))
+
+
+def has_batch_size(change: StateChange) -> bool:
+    """Return whether a size of the tensors that a change leaves depends on the batch size."""
+    return any(isinstance(size, torch.SymInt) for tensor in _tensors(change.value) for size in tensor.shape)
 
 
 def is_plain_tensor(tensor: torch.Tensor) -> bool:

@@ -239,5 +239,44 @@ class Buffers(_Net):
         return [self.near, self.far]
 
 
-def test_a_buffer_takes_what_another_held_before():
-    _compare(Buffers, 2)
+class Swapped(Buffers):
+    """Whichever buffer is written first, the other takes what it held before."""
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x) + self.second(x)) + self.near
+        self.far, self.near = self.near, self.far
+        return self.last(h)
+
+
+@pytest.mark.parametrize("make", [Buffers, Swapped])
+def test_a_buffer_takes_what_another_held_before(make):
+    _compare(make, 2)
+
+
+class MovingMean(_Net):
+    """State without the size of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        self.mean = torch.zeros(4)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        y = self.second(h) + self.mean
+        self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        return self.last(y)
+
+
+def test_state_without_the_size_of_the_batch_serves_uneven_micro_batches():
+    model, eager = MovingMean(), MovingMean()
+    eager.load_state_dict(model.state_dict())
+    pipe = pc.compile(model, 2, n_microbatches=4, loss_fn=_loss, cost="analytic")
+    for samples in (8, 10, 7):
+        x = torch.randn(samples, 4)
+        expected = sum(_loss(eager(part), part) * len(part) / samples for part in x.tensor_split(4))
+        torch.testing.assert_close(pipe.step(x, target=x), expected)
+        torch.testing.assert_close(model.mean, eager.mean)
+    assert pipe.explain().traces == 1
