@@ -10,7 +10,8 @@ from every backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 from time import perf_counter
@@ -29,7 +30,13 @@ from pipecompile.torch_private.accelerators import is_accelerator
 from pipecompile.torch_private.device_functions import keep_busy
 from pipecompile.tracing.opaque.drawn_generators import drawn_generators
 from pipecompile.tracing.state.preserved_run import preserved, state_tensors, untouched
-from pipecompile.tracing.state.random_states import generators_among, random_sources, random_states_restored
+from pipecompile.tracing.state.random_states import (
+    RandomSource,
+    generators_among,
+    random_sources,
+    random_states_restored,
+)
+from pipecompile.tracing.state.tensor_contents import CopyBeforeWrite
 
 __all__ = ["REPEATS", "Repeats", "profiled_costs"]
 
@@ -60,13 +67,13 @@ def profiled_costs(
     with the node and its source line if a node fails; the model is restored also then. `work` counts runs of nodes.
     """
     tensors = [*state_tensors(graph), *tensors_in(tuple(inputs))]
-    contents = [tensor for tensor in state_tensors(graph) if not isinstance(tensor, nn.Parameter)]
     sources = random_sources(drawn_generators(graph, graph.graph.nodes) + generators_among(inputs))
     measured = _clock(tensors)
     runs = _RunCount(work or Task(""), repeats.least, measured.begin if isinstance(measured, StreamClock) else None)
     clock = runs.counted(measured)
-    with untouched(graph), preserved(contents), random_states_restored(sources):
-        visits = walk(graph, inputs, _first)
+    with _restored(graph, sources) as guard:
+        with guard:
+            visits = walk(graph, inputs, _first)
         with preserved(tensor for visit in visits.values() for tensor in visit.reading.written):
             sums, entry = Sums(graph.parameters() if torch.is_grad_enabled() else ()), _entry(clock, tensors)
             runs.of_sweep(lambda: sweep(graph, inputs, clock, sums))
@@ -82,6 +89,17 @@ def profiled_costs(
             forward, backward, *sizes, spread, weight, dividing, visit.saves, visit.reading.flops, adding
         )
     return costs
+
+
+@contextmanager
+def _restored(graph: GraphModule, sources: list[RandomSource]) -> Iterator[CopyBeforeWrite]:
+    """Restore the model and the thread after the block. Yield the mode for the walk in which nodes write for the first time: it sees writes
+    to parameters through other tensors, such as `weight.data`.
+    """
+    contents = [tensor for tensor in state_tensors(graph) if not isinstance(tensor, nn.Parameter)]
+    guard = CopyBeforeWrite([*graph.parameters()])
+    with untouched(graph), preserved(contents), guard.restored(), random_states_restored(sources):
+        yield guard
 
 
 class _RunCount:

@@ -19,6 +19,7 @@ from pipecompile.costs.node_cost import CostError, NodeCost
 from pipecompile.costs.profile import Repeats, StreamClock, measure_until_stable, overall_spread, profiled_costs
 from pipecompile.text.progress import Task
 from pipecompile.tracing.node_facts import note
+from pipecompile.tracing.recording import trace
 
 QUICK = Repeats(least=2, most=3, budget=1.0)
 
@@ -257,3 +258,22 @@ def test_a_gpu_is_not_kept_busy_for_the_longest_launch_of_the_warm_up(monkeypatc
     assert busy[:4] == [shortest] * 4, "the warm-up does not count"
     assert busy[4:6] == pytest.approx([4e-3] * 2), "as long as in the sweep before"
     assert busy[6:] == [shortest] * 2, "the sweep before had no such launch"
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_weight_that_the_graph_writes_through_its_data_comes_back(is_moved: bool) -> None:
+    """`weight.data` is another tensor, whose writes leave no new version of the weight."""
+
+    class Decays(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if is_moved:
+                self.weight.data = self.weight.data * 0.5
+            else:
+                self.weight.data.mul_(0.5)
+            return super().forward(x)
+
+    graph, x = trace(Decays(2, 2), torch.ones(3, 2)), torch.ones(3, 2)
+    before, memory = graph.weight.detach().clone(), graph.weight.data_ptr()
+    profiled_costs(graph, [x], repeats=QUICK)
+    assert torch.equal(graph.weight, before)
+    assert graph.weight.data_ptr() == memory

@@ -16,7 +16,7 @@ from pipecompile.torch_private.operators import HigherOrderOperator, schema_of
 from pipecompile.torch_private.storages import preserve_versions, storage_key
 from pipecompile.tracing.state.snapshot import tensors_of
 
-__all__ = ["CopyBeforeWrite", "is_same_memory", "tensors_restored"]
+__all__ = ["CopyBeforeWrite", "is_same_memory", "put_memory_back", "tensors_restored"]
 
 
 @contextmanager
@@ -44,13 +44,19 @@ def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[list[torc
             with guard:
                 yield changed
         finally:
-            moved = [(tensor, before) for tensor, before in memory if not is_same_memory(tensor, before)]
-            for tensor, before in moved:
-                tensor.data = before
+            moved = put_memory_back(memory)
             for tensor, copy in (*copies, *guard.copies.values()):
                 tensor.data.copy_(copy)
-            changed += [tensor for tensor, _ in (*moved, *guard.copies.values())]
+            changed += [*moved, *(tensor for tensor, _ in guard.copies.values())]
             changed += [one[0] for one in gradients if _put_back(*one)]
+
+
+def put_memory_back(memory: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """Give tensors the memory of their aliases, made before, and return those that had other memory."""
+    moved = [(tensor, before) for tensor, before in memory if not is_same_memory(tensor, before)]
+    for tensor, before in moved:
+        tensor.data = before
+    return [tensor for tensor, _ in moved]
 
 
 def _put_back(parameter: nn.Parameter, gradient: torch.Tensor | None, required: bool) -> bool:
@@ -78,6 +84,18 @@ class CopyBeforeWrite(ObservingMode):  # type: ignore[no-untyped-call]
             storage_key(tensor): tensor for tensor in sorted(strided, key=torch.Tensor.numel)
         }  # of views the largest
         self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tensors = strided
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore, when the block ends, the memory of the tensors, and the contents of those that kernels wrote."""
+        memory = [(tensor, tensor.detach()) for tensor in self._tensors]
+        try:
+            yield
+        finally:
+            put_memory_back(memory)
+            for tensor, copy in self.copies.values():
+                tensor.data.copy_(copy)
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, HigherOrderOperator) and schema_of(func).is_mutable:
