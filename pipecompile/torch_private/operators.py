@@ -21,6 +21,7 @@ __all__ = [
     "symbolic_function",
     "torch_assert",
     "written_arguments",
+    "written_tensors",
 ]
 
 schema_of: Callable[[Any], Any] = attrgetter("_schema")
@@ -60,6 +61,19 @@ def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
         return ()
     arguments = enumerate(schema_of(named).arguments)
     return tuple((i, one.name) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write)
+
+
+def written_tensors(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Return the tensors among the arguments of an operator of the dispatcher that it writes in place, by its schema; none of an operator
+    that takes functions, which has no schema. 2.11.
+    """
+    if isinstance(func, HigherOrderOperator):
+        return []
+    arguments = schema_of(func).arguments
+    named = dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
+    values = [named.get(one.name) for one in arguments if one.alias_info is not None and one.alias_info.is_write]
+    leaves = [leaf for value in values for leaf in (value if isinstance(value, list | tuple) else (value,))]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def symbolic_function(name: str) -> Callable[[Any], Any] | None:

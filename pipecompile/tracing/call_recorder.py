@@ -176,8 +176,8 @@ class CallRecorder(TorchFunctionMode):
     ) -> Any:
         """Make a call, and record it if tensors come out of it or change.
 
-        `form` gives the node for the faked arguments, `written` are tensors that the call writes in place beyond those whose
-        version changes, `held` the parameters and buffers inside the called module.
+        `form` gives the node for the faked arguments. `written` are written tensors that no operator and no version shows, `held` the
+        parameters and buffers inside the called module.
         """
         args, kwargs = self.values.with_fakes((args, kwargs))
         example_args, example_kwargs = examples((args, kwargs)) if self.has_lifted else (args, kwargs)
@@ -185,13 +185,13 @@ class CallRecorder(TorchFunctionMode):
         versions = [(tensor, version_of(tensor)) for tensor in reached if not tensor.is_inference()]
         ambient, drawn = Ambient.now(), self.draws.count
         exchanged = storages(args[:1]) if func.__name__ == "__set__" else frozenset()  # x.data = y exchanges the memory
-        with self.paused(), nullcontext() if decides_rank(func) else self.symbol.lenient():
+        lenient = nullcontext() if decides_rank(func) else self.symbol.lenient()
+        with self.paused(), lenient, self.dispatcher.writes_noted(reached) as changed:
             make = with_unknown_data(func, args, kwargs)
             result = make(*example_args, **example_kwargs)
             if self.has_lifted:
                 check_shapes(make, (args, kwargs), result)
-        changed = [tensor for tensor, version in versions if version_of(tensor) != version]
-        changed += [*written, *undeclared_writes(func, args, kwargs)]
+        changed += [*(t for t, n in versions if version_of(t) != n), *written, *undeclared_writes(func, args, kwargs)]
         if changed or tensors_in(result):
             draws = self.draws.note_layer(func, args) > drawn
             self.writer.write(

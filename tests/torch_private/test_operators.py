@@ -17,6 +17,7 @@ from pipecompile.torch_private.operators import (
     symbolic_function,
     torch_assert,
     written_arguments,
+    written_tensors,
 )
 from tests.support.eager import accumulate, assert_same
 
@@ -103,3 +104,11 @@ def test_state_that_operators_write_is_that_of_the_loop(make: type[nn.Module], c
         pipe.step(x, target=target)
         accumulate(eager, x, 3, nn.functional.mse_loss, target)
         assert_same(model, eager, 1e-6)
+
+
+def test_written_tensors_are_those_of_the_schema_lists_included() -> None:
+    one, two = torch.ones(1), torch.ones(1)
+    assert [*map(id, written_tensors(torch.ops.aten.add_.Tensor, (one, two), {}))] == [id(one)]
+    assert [*map(id, written_tensors(torch.ops.aten.add.out, (one, one), {"out": two}))] == [id(two)]
+    assert [*map(id, written_tensors(torch.ops.aten._foreach_mul_.Scalar, ([one, two], 2), {}))] == [id(one), id(two)]
+    assert written_tensors(torch.ops.higher_order.cond, (one,), {}) == []

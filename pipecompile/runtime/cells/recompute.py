@@ -42,6 +42,7 @@ from pipecompile.tracing.state.random_states import (
     generator_sources,
     generators_among,
 )
+from pipecompile.tracing.state.tensor_contents import put_memory_back
 
 __all__ = ["Recipe", "StageRun", "checkpointed_cell", "kept_apart", "recompute_cell"]
 
@@ -231,15 +232,17 @@ def _state_restored(before: Recipe, autocast: Autocast, stage: StageRun) -> Iter
 
 @contextmanager
 def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device) -> Iterator[None]:
-    """Set random state and buffers to those of the forward, and at the end back to the present ones."""
+    """Set random state and buffers to those of the forward, and at the end back to the present ones, in their own memory."""
     with RANDOM_LOCK if before.random is not None else _UNCHANGED:
         buffers = [buffer.detach().clone() for buffer in effects.written_buffers]
+        memory = [(buffer, buffer.detach()) for buffer in effects.written_buffers if buffer.layout is torch.strided]
         random = None if before.random is None else _random_state(device, before.random[1].sources)
         try:
             write_buffers(effects.written_buffers, before.buffers)
             _set_random_state(before.random)
             yield
         finally:
+            put_memory_back(memory)
             write_buffers(effects.written_buffers, buffers)
             _set_random_state(random)
 

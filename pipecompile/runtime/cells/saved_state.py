@@ -37,47 +37,44 @@ class _Saved:
             )
         return self.tensor
 
-
-class _SavedState(_Saved):
-    """State that autograd has saved: an alias at first, and a copy once the forward has ended."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(tensor.detach())
-
     def copy(self) -> None:
-        """Replace the alias by a copy, unless the forward has written it since: the backward raises then."""
+        """Replace the tensor by a copy, unless the forward has written it since: the backward raises then."""
         if version_of(self.tensor) == self.version:
-            self.tensor = self.tensor.clone()
+            self.tensor = self.tensor.detach().clone()
             self.version = version_of(self.tensor)
 
 
 @contextmanager
 def state_copied(state: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Let autograd save copies of these tensors and their views in this context, and any other tensor as usual.
+    """Let autograd save copies of these tensors and their views in this context, and any other tensor as usual. The memory that
+    `weight.data = other` gives one of them in this context is its memory, too.
 
     User hooks get copies of the tensors that they would get without the context.
     """
-    keys = frozenset(storage_key(tensor) for tensor in state if tensor.layout is torch.strided)
-    if not keys:
+    strided = [tensor for tensor in state if tensor.layout is torch.strided]
+    if not strided:
         yield
         return
     outer = cast("tuple[Any, Any] | None", saved_tensor_hooks())
-    found: list[_SavedState] = []
+    keys, found = _keys(strided), list[_Saved]()
 
     def packed(tensor: torch.Tensor) -> Any:
-        is_state = tensor.layout is torch.strided and storage_key(tensor) in keys
         if outer is not None:
-            return outer[0](tensor.detach().clone() if is_state else tensor)
-        if not is_state:
-            return _Saved(tensor)
-        found.append(_SavedState(tensor))
+            return outer[0](tensor.detach().clone() if _keys([tensor]) & (keys | _keys(strided)) else tensor)
+        found.append(_Saved(tensor))
         return found[-1]
 
     with saved_tensors_hooks(packed, _Saved.value if outer is None else outer[1]):
         yield
+    keys |= _keys(strided)
     with torch.no_grad():
         for saved in found:
-            saved.copy()
+            if not keys.isdisjoint(_keys([saved.tensor])):
+                saved.copy()
+
+
+def _keys(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    return frozenset(storage_key(tensor) for tensor in tensors if tensor.layout is torch.strided)
 
 
 @contextmanager

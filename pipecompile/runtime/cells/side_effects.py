@@ -22,6 +22,7 @@ from pipecompile.torch_private.modules import backward_hooks_of, forward_hooks_o
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.emit.call_objects import remade
 from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
+from pipecompile.tracing.leaf_modules import has_own_python
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.opaque.drawn_generators import drawn_generators
 from pipecompile.tracing.opaque.opaque_module import OpaqueModule, runs_python
@@ -146,9 +147,20 @@ def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: 
         if node.op == "call_module" and facts(node).mutates:
             called = module.get_submodule(str(node.target))
             yield from called.buffers()
-            yield from called.written if isinstance(called, OpaqueModule) else ()
+            if isinstance(called, OpaqueModule):
+                yield from called.written
+            elif len(facts(node).mutates) > _n_declared(called):
+                yield from called.parameters()
         else:
             yield from _attributes_in(module, [node], written)
+
+
+def _n_declared(layer: nn.Module) -> int:
+    """Return how many keys of memory a call of a layer in its mode counts as written, whether it writes or not: those of its buffers in
+    training.
+    """
+    buffers = layer.buffers() if layer.training else ()
+    return len({storage_key(one) if one.layout is torch.strided else id(one) for one in buffers})
 
 
 def _attributes_in(module: fx.GraphModule, nodes: Sequence[fx.Node], memory: set[int]) -> Iterator[torch.Tensor]:
@@ -159,20 +171,27 @@ def _attributes_in(module: fx.GraphModule, nodes: Sequence[fx.Node], memory: set
 
 
 def _uses(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> Counter[int]:
-    """Return, by memory, how many nodes use each tensor of the model; a piece that is kept whole counts as two."""
+    """Return, by memory, how many nodes use each tensor of the model; some calls of layers and pieces count as two."""
     attributes = {node for node in nodes if node.op == "get_attr"}
     keys = {key: _held_key(module, node) for node in attributes for key in facts(node).storages}
     counts: Counter[int] = Counter()
     for node in nodes:
         if node.op == "call_module":
-            called = module.get_submodule(str(node.target))
-            tensors = (*called.buffers(), *(called.written if isinstance(called, OpaqueModule) else ()))
-            held = {storage_key(one) for one in tensors if one.layout is torch.strided}
-            counts.update(dict.fromkeys(held, 2 if isinstance(called, OpaqueModule) else 1))
+            counts.update(_held_uses(module.get_submodule(str(node.target))))
         if node not in attributes:
             used = {key for one in (node, *node.all_input_nodes) for key in (*facts(one).storages, *facts(one).mutates)}
             counts.update({keys[key] for key in used & keys.keys()})
     return counts
+
+
+def _held_uses(called: nn.Module) -> dict[int, int]:
+    """Return, by memory, the uses of the tensors of a layer or piece in one call. What Python of the user may write, it may also read
+    elsewhere; autograd saves parameters, but no buffers that a layer of torch writes.
+    """
+    written = called.written if isinstance(called, OpaqueModule) else ()
+    own = 2 if runs_python(called) or has_own_python(called) else 1
+    pairs = [(one, own) for one in (*called.buffers(), *written)] + [(one, 2) for one in called.parameters()]
+    return {storage_key(one): n for one, n in pairs if one.layout is torch.strided}
 
 
 def _held_key(module: fx.GraphModule, node: fx.Node) -> int:

@@ -8,14 +8,16 @@ They are recorded as the operators that they are (`aten.mm`, ...), which autogra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import ObservingMode, is_transformed_tensor, transform_stack
-from pipecompile.torch_private.operators import HigherOrderOperator, name_of, schema_of
+from pipecompile.torch_private.operators import HigherOrderOperator, name_of, written_tensors
+from pipecompile.tracing.emit.value_nodes import storages
 from pipecompile.tracing.fakes.kernel_dtypes import RULES, check_dtypes
 from pipecompile.tracing.user_source import caller
 
@@ -43,12 +45,30 @@ class DispatchListener(Protocol):
 
 
 class DispatchRecorder(ObservingMode):  # type: ignore[no-untyped-call]
-    """The mode above the FakeTensorMode. `is_detaching`: the user calls detach, so it is recorded and no mere wrapping."""
+    """The mode above the FakeTensorMode. `is_detaching`: the user calls detach, so it is recorded and no mere wrapping. `written` are
+    the tensors that operators of the present call write; None outside of calls.
+    """
 
     def __init__(self, listener: DispatchListener) -> None:
         super().__init__()
         self.listener = listener
         self.is_detaching = False
+        self.written: list[torch.Tensor] | None = None
+
+    @contextmanager
+    def writes_noted(self, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+        """Yield a list that has, after this context, what operators wrote in the memory of `tensors`. Calls with lists of tensors
+        (`torch._foreach_mul_`), and `weight.data.clamp_()` in the hook of a layer, show no new version.
+        """
+        outer, self.written = self.written, []
+        found: list[torch.Tensor] = []
+        try:
+            yield found
+            if self.written:
+                keys = storages(tensors)
+                found += [one for one in self.written if not keys.isdisjoint(storages([one]))]
+        finally:
+            self.written = outer
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, HigherOrderOperator):
@@ -58,12 +78,14 @@ class DispatchRecorder(ObservingMode):  # type: ignore[no-untyped-call]
         if str(getattr(func, "overloadpacket", "")) in RULES and _is_unusual(func, args):
             check_dtypes(func, args)
         if not self.listener.is_listening:
+            if self.written is not None:
+                self.written += written_tensors(func, args, kwargs)
             return func(*args, **kwargs)
         if func in _ALIASES and not self.is_detaching:
             alias = func(*args, **kwargs)
             self.listener.bind_alias(args[0], alias)
             return alias
-        return self.listener.record_operator(_graph_operator(func), args, kwargs, _written_by(func, args, kwargs))
+        return self.listener.record_operator(_graph_operator(func), args, kwargs, written_tensors(func, args, kwargs))
 
 
 def _graph_operator(func: Any) -> Any:
@@ -81,12 +103,3 @@ def _is_unusual(func: Any, args: Any) -> bool:
     dtypes = {argument.dtype for argument in args if isinstance(argument, torch.Tensor)}
     takes_indices = func is torch.ops.aten.index_select.default
     return takes_indices or len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes)
-
-
-def _written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Return the arguments that an operator writes in place, by its schema."""
-    named = dict(zip((argument.name for argument in schema_of(func).arguments), args, strict=False)) | kwargs
-    arguments = [
-        named.get(a.name) for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write
-    ]
-    return [tensor for tensor in arguments if isinstance(tensor, torch.Tensor)]

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from pipecompile.batching.containers import argument_leaves, flatten_containers
 from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import ObservingMode
-from pipecompile.torch_private.operators import schema_of
+from pipecompile.torch_private.operators import schema_of, written_tensors
 from pipecompile.torch_private.storages import footprint, version_of
 from pipecompile.tracing.interception.randomness import draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
@@ -212,6 +212,7 @@ class _CallObserver:
         self.known = {memory_key(tensor) for tensor in (*own, *_tensors(self.arguments))}
         self.makers = dict(kernels.makers)
         self.outside: dict[int, torch.Tensor] = {}
+        self.writes = set[int]()  # also through `weight.data`, which leaves no new version
         self.saved = SavedBytes(frozenset(self.state))
         self.work: list[KernelWork] = []
         self.draws_random = self.selects = False
@@ -228,6 +229,7 @@ class _CallObserver:
                 self.outside[memory_key(tensor)] = tensor
         allocated = [tensor for tensor in _tensors(result) if memory_key(tensor) not in keys]
         self.known |= {memory_key(tensor) for tensor in allocated}
+        self.writes |= {memory_key(tensor) for tensor in written_tensors(func, args, kwargs)}
         for tensor in allocated if counts_saved else ():
             self.saved.note(tensor)
         if allocated or schema_of(func).is_mutable:
@@ -239,7 +241,7 @@ class _CallObserver:
 
     def notes_on(self, run: Callable[..., Any], args: Any, kwargs: Any) -> _Notes:
         """Return the notes on the call, the values that it got, and the ids of the buffers that it wrote. Raise UnsuitableBlock."""
-        written = {id(buffer) for buffer, version in self.buffers if version_of(buffer) != version}
+        written = {id(buffer) for buffer, version in self.buffers if self._is_written(buffer, version)}
         if isinstance(run, BlockCall):
             return self.block_call(run), flatten_containers((run.values, run.fixed))[0], written
         return self.trial_call(), argument_leaves((args, kwargs)), written
@@ -256,21 +258,21 @@ class _CallObserver:
     def trial_call(self) -> TrialCall:
         """Return the notes; `result` is set."""
         leaves, structure = flatten_containers(self.result)
-        written = [
-            position
-            for position, (leaf, version) in enumerate(zip(self.arguments, self.versions, strict=True))
-            if isinstance(leaf, torch.Tensor) and version_of(leaf) != version
-        ]
+        pairs = zip(self.arguments, self.versions, strict=True)
+        written = [i for i, (one, n) in enumerate(pairs) if isinstance(one, torch.Tensor) and self._is_written(one, n)]
         used = [self.state[key] for key in self.outside if key in self.state]
         returned = [self._trial_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         present = argument_leaves(self.given)
         is_changed = [*map(id, present)] != [*map(id, self.arguments)]
-        trained = tuple(weight for weight, version in self.weights if version_of(weight) != version)
+        trained = tuple(weight for weight, version in self.weights if self._is_written(weight, version))
         return TrialCall(
             structure, returned, tuple(written), tuple(used), trained, self._reads_foreign_tensors(), self.work,
             sum(self.saved.sizes.values()), self.draws_random or bool(self.states.changed()), is_changed,
             left=self.left, selects=self.selects,
         )  # fmt: skip
+
+    def _is_written(self, tensor: torch.Tensor, version: int) -> bool:
+        return version_of(tensor) != version or memory_key(tensor) in self.writes
 
     def _reads_foreign_tensors(self) -> bool:
         foreign = [key for key in self.outside if key not in self.state]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.runtime.cells.saved_state import flags_restored, state_copied
@@ -81,3 +82,13 @@ def test_flags_hold_in_the_block_and_are_those_from_before_it_at_its_end():
         fails()
     assert found == [False, True]
     assert [one.requires_grad, two.requires_grad] == [True, False]
+
+
+def test_memory_that_state_gets_inside_is_copied_as_well():
+    x, state = torch.ones(2, requires_grad=True), nn.Parameter(torch.ones(2))
+    with state_copied([state]):
+        state.data = torch.full((2,), 5.0)
+        y = (x * state).sum()
+    state.data.fill_(7)
+    y.backward()
+    assert x.grad.tolist() == [5, 5]

@@ -84,3 +84,26 @@ def test_a_trial_run_frees_every_tensor_that_it_computed() -> None:
     gc.collect()
     alive = [one for one in gc.get_objects() if type(one) is torch.Tensor]
     assert not [one for one in alive if one.shape == (7, 4)]
+
+
+def test_what_a_call_writes_through_data_is_noted():
+    class Decays(nn.Linear):
+        def forward(self, x, scale):
+            self.weight.data.mul_(0.5)
+            scale.data.add_(1)
+            return super().forward(x) * scale
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Decays(2, 2)
+
+        def forward(self, x):
+            return self.part(x, x * 1)
+
+    model = Around()
+    before = model.part.weight.detach().clone()
+    (call,) = run_trial(model, (torch.ones(3, 2),), {}, [Piece("part")])[Piece("part")]
+    assert [*map(id, call.trained)] == [id(model.part.weight)]
+    assert call.written == (1,)
+    assert torch.equal(model.part.weight, before)
