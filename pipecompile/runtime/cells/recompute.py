@@ -156,18 +156,17 @@ def _noted_forward(stage: StageRun, frame: Frame, values: list[Any]) -> tuple[Se
 
 def kept_apart(run: Run, stage: StageRun, *, saves: bool, recomputes: bool) -> Run:
     """Return an F without recomputation whose state is kept apart from that of others: its graph saves copies of what later forwards
-    write, and in a program that `recomputes`, what it draws and changes is noted.
-
-    `saves`: a backward follows.
+    write, if a backward follows (`saves`), and in a program that `recomputes`, what it draws and changes is noted.
     """
-    effects = stage.effects
+    effects, writes = stage.effects, stage.effects.loss_writes if saves else None
     state = effects.reread_buffers if saves else ()
     is_locked = recomputes and effects.may_draw_on(stage.device)
-    if not (state or is_locked or (stage.log is not None and effects.is_stateful)):
+    if not (state or writes or is_locked or (stage.log is not None and effects.is_stateful)):
         return run
 
     def forward(frame: Frame) -> None:
-        with stage.noted(), RANDOM_LOCK if is_locked else _UNCHANGED, state_copied(state):
+        written = state if writes is None else (*state, *writes.tensors)
+        with stage.noted(), RANDOM_LOCK if is_locked else _UNCHANGED, state_copied(written):
             run(frame)
 
     return forward

@@ -16,6 +16,7 @@ from pipecompile.graph.stages import Stage
 from pipecompile.graph.tensor_settings import flagged_memory
 from pipecompile.runtime.cells.kept_gradients import names_retain_grad
 from pipecompile.runtime.cells.loss_draws import LossDraws
+from pipecompile.runtime.cells.loss_writes import LossWrites
 from pipecompile.torch_private.kernel_settings import set_kernel_settings
 from pipecompile.torch_private.modes import enter_autocast
 from pipecompile.torch_private.modules import backward_hooks_of, forward_hooks_of
@@ -50,6 +51,7 @@ class SideEffects:
     redraws           a region of the user's own checkpointing draws its random numbers again in the backward
     generators        the sources that its calls name as generators, and those that Python of its opaque pieces may draw from
     loss              whether the loss behind it draws; None without a user loss
+    loss_writes       the tensors that this loss writes; None without a user loss
     lifted            the numbers of the model that it reads at every run
     places            where its effect nodes write
     runs_python       it has user pieces that are kept whole, or hooks of layers
@@ -71,6 +73,7 @@ class SideEffects:
     holders: tuple[Any, ...] = ()
     reread_buffers: tuple[torch.Tensor, ...] = ()
     loss: LossDraws | None = None
+    loss_writes: LossWrites | None = None
     loss_inputs: tuple[int, ...] = ()
     retains: bool = False
     sets_kernels: bool = False

@@ -26,6 +26,7 @@ from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.loss_arguments import loss_places, received, require_apart, versions
 from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.runtime.cells.loss_gradients import LossGradients
+from pipecompile.runtime.cells.loss_writes import LossWrites
 from pipecompile.runtime.results import Outputs, own_loss
 from pipecompile.text.shown_value import type_text
 from pipecompile.torch_private.dtensors import whole_of
@@ -124,11 +125,13 @@ def with_loss(
     *,
     has_aux: bool,
     draws: LossDraws | None = None,
+    writes: LossWrites | None = None,
     gradients: LossGradients | None = None,
 ) -> Function:
     """Return a function of the cell's inputs and the number of samples that gives the loss, and the auxiliary value if any."""
     losses = loss_function(loss_fn, has_aux=has_aux)
-    losses = losses if draws is None else draws.watched(losses)
+    for watch in (draws, writes):
+        losses = losses if watch is None else watch.watched(losses)
     position = {name: place for place, name in enumerate(inputs)}
     stage_inputs = [position[name] for name in stage.inputs]
     target = position.get(TARGET)

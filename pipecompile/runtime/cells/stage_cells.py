@@ -15,6 +15,7 @@ from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.loss_arguments import loss_places
 from pipecompile.runtime.cells.loss_draws import LossDraws
 from pipecompile.runtime.cells.loss_gradients import LossGradients
+from pipecompile.runtime.cells.loss_writes import LossWrites
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.cells.sliced import SliceState
 from pipecompile.runtime.cells.stage_call import LossCode, StageCode, with_loss
@@ -128,10 +129,12 @@ def loss_cells(
     *others, last = plain_cells(stages, codes)
     has_aux = any(route.value == AUX for route in routes)
     holders = _holder(loss_fn)
-    draws = LossDraws(holders[0]) if holders else None
+    draws, writes = (LossDraws(holders[0]), LossWrites(holders[0])) if holders else (None, None)
     gradients, end = LossGradients.of(stages, inputs, loss_fn), (stages[-1], codes[-1].run)
-    function = with_loss(*end, inputs, outputs, loss_fn, has_aux=has_aux, draws=draws, gradients=gradients)
-    written = tuple(inputs.index(last.inputs[place]) for place in last.effects.written_inputs)
+    function = with_loss(
+        *end, inputs, outputs, loss_fn, has_aux=has_aux, draws=draws, writes=writes, gradients=gradients
+    )
+    loss_inputs = loss_places(stages[-1], inputs, outputs.names) if holders else ()
     cell = replace(
         last,
         code=LossCode(codes[-1], function),
@@ -139,16 +142,18 @@ def loss_cells(
         outputs=(LOSS, AUX) if has_aux else (LOSS,),
         is_sized=True,
         effects=replace(
-            last.effects,
-            written_inputs=written,
-            holders=(*last.effects.holders, *holders),
-            loss=draws,
-            loss_inputs=loss_places(stages[-1], inputs, outputs.names) if holders else (),
+            _effects_before_loss(last, inputs, holders), loss=draws, loss_writes=writes, loss_inputs=loss_inputs
         ),
         unshared=last.unshared - set(outputs.names),
         reads_objects=reads_objects(loss_fn),
     )
     return [*others, cell]
+
+
+def _effects_before_loss(last: Cell, inputs: tuple[str, ...], holders: tuple[Any, ...]) -> SideEffects:
+    """Return the side effects of the last stage, as a cell with these inputs has them, and a loss that `holders` has."""
+    written = tuple(inputs.index(last.inputs[place]) for place in last.effects.written_inputs)
+    return replace(last.effects, written_inputs=written, holders=(*last.effects.holders, *holders))
 
 
 def _holder(loss_fn: Callable[..., Any] | None) -> tuple[Any, ...]:
