@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -41,7 +42,7 @@ def fixed_rules(graph: TracedGraph, other: TracedGraph | None) -> tuple[MergeRul
     """Return one rule per leaf of the output of a graph; `other` is the recording of more samples, None if there is none."""
     values = value_of(graph.graph.output_node())
     if other is None:
-        return tuple(_by_length(value, graph.facts.batch_size) for value in values)
+        return tuple(_by_length(value, graph) for value in values)
     is_listed = _is_listed(graph) and _is_listed(other)
     if not is_listed and other.facts.out_spec != graph.facts.out_spec:
         return _of_lists(graph.facts.out_spec, other.facts.out_spec)
@@ -86,13 +87,27 @@ def _is_listed(graph: TracedGraph) -> bool:
     return spec.type is list and spec.num_children == graph.facts.batch_size
 
 
-def _by_length(value: Any, size: int | None) -> MergeRule:
+def _by_length(value: Any, graph: TracedGraph) -> MergeRule:
     """Return the rule without another recording: the first dimension as long as the batch counts as the batch."""
     if not isinstance(value, torch.Tensor):
         return _SAME
-    lengths = [length if isinstance(length, int) else 0 for length in value.shape]  # the data decide the others
-    dim = next((dim for dim, length in enumerate(lengths) if length == size), None)
+    lengths = [
+        length if isinstance(length, int) else 0 for length in _sizes(value, graph)
+    ]  # the data decide the others
+    dim = next((dim for dim, length in enumerate(lengths) if length == graph.facts.batch_size), None)
     return _refused("it has no dimension as long as the batch") if dim is None else MergeRule(MergeKind.JOINED, dim)
+
+
+def _sizes(value: torch.Tensor, graph: TracedGraph) -> list[Any]:
+    """Return the sizes of a tensor of a graph for one batch size, as numbers but for those that the data decide.
+
+    Where the forward checks the batch size last, the sizes before are still symbols.
+    """
+    symbols = {graph.facts.symbol: graph.facts.batch_size}
+    known = (size if isinstance(size, int) else size.node.expr.subs(symbols) for size in value.shape)
+    return [
+        int(one) if one.is_number else size for one, size in zip(map(sympy.sympify, known), value.shape, strict=True)
+    ]
 
 
 def _rule(value: Any, other: Any, trials: Sequence[tuple[Any, Sequence[Any]]]) -> MergeRule:

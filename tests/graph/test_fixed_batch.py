@@ -94,3 +94,15 @@ def test_the_class_that_a_loss_ignores_is_drawn_among_labels_though_it_is_no_tok
 
     graphs = [pc.trace(Losing(), torch.ones(size, 3).long(), torch.ones(size, 3).long()) for size in (2, 4)]
     assert [rule.kind for rule in fixed_rules(*graphs)] == [MergeKind.REFUSED]
+
+
+def test_a_batch_size_that_is_checked_last_is_found_in_the_sizes_before() -> None:
+    class Checks(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            if y.shape[0] != 4:
+                raise ValueError("four samples, please")
+            return y
+
+    graph = pc.trace(Checks(3, 4), torch.randn(4, 3))  # as many features as samples
+    assert [(rule.kind, rule.dim) for rule in fixed_rules(graph, None)] == [(MergeKind.JOINED, 0)]

@@ -117,6 +117,50 @@ def test_a_replaced_buffer_is_left_as_in_eager(kind: type[nn.Module], recordings
     assert pipe.explain().traces == recordings  # a table that is there now is read from the second step on
 
 
+class Watching(nn.Module):
+    """Leaves activations in a buffer that it does not read, which has their shape on the mini-batch or on a micro-batch."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(samples, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x).relu()
+        self.seen = h.detach()
+        return self.b(h)
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_a_buffer_with_rows_of_samples_that_nothing_reads_binds_no_batch_size(samples: int) -> None:
+    model, batch = Watching(samples), torch.randn(4, 4)
+    twin = copy.deepcopy(model)
+    pipe = _compiled(model)
+    for _ in range(2):
+        pipe.step(batch)
+        assert torch.equal(model.seen, twin.a(batch[2:]).relu())  # as the loop over micro-batches leaves it
+    pipe.eval()
+    assert torch.equal(pipe(batch), twin(batch))
+    assert pipe.graph.facts.batch_size is None
+
+
+class Recurrent(Watching):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = (self.a(x) + self.seen).tanh().detach()
+        return self.b(self.seen)
+
+
+def test_a_buffer_with_rows_of_samples_that_the_next_call_reads_is_carried() -> None:
+    model, batch = Recurrent(2), torch.randn(4, 4)
+    twin = copy.deepcopy(model)
+    pipe = _compiled(model)
+    for _ in range(2):
+        pipe.step(batch)
+        for part in batch.chunk(2):
+            twin(part)
+        assert torch.equal(model.seen, twin.seen)
+
+
 def test_what_the_user_puts_in_the_place_of_a_table_is_read() -> None:
     model = Missing()
     pipe = _compiled(model)

@@ -29,7 +29,8 @@ from pipecompile.torch_private.fx_graphs import PyTreeCodeGen, PyTreeInfo
 from pipecompile.torch_private.modules import buffers_of
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.node_writer import Regions
-from pipecompile.tracing.emit.value_nodes import ValueNodes, is_written_back, storages
+from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
+from pipecompile.tracing.emit.written_back import is_written_back
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.graph_facts import GraphFacts

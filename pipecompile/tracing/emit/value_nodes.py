@@ -24,6 +24,7 @@ from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.emit.call_description import HeldArgument, graph_path, is_code_text
 from pipecompile.tracing.emit.call_objects import CallObjects, KnownObjects, remade
 from pipecompile.tracing.emit.closures import ClosedOver, rebuilt, tensor_cells
+from pipecompile.tracing.emit.written_back import is_written_back
 from pipecompile.tracing.fakes.batch_symbol import BatchSymbol
 from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber, NotLiftedError
@@ -79,13 +80,6 @@ def _plain(value: Any) -> Any:
 def _is_written(value: Any) -> bool:
     """Return whether the code of a graph can contain this value."""
     return isinstance(value, PLAIN) and not (isinstance(value, str) and not is_code_text(value))
-
-
-def is_written_back(before: Any, value: Any) -> bool:
-    """Return whether a graph writes the new value of a buffer into the tensor that the model owns."""
-    if not (isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor)):
-        return before is value
-    return (before.shape, before.dtype) == (value.shape, value.dtype)
 
 
 class ValueNodes:

@@ -75,6 +75,9 @@ def _grow(opaque: OpaquePieces, error: Exception) -> None:
     """
     is_comparison = isinstance(error.__cause__ or error, DataSizeCompared)
     carried = opaque.carried
+    if isinstance(error, CarriedStateError) and error.is_fixed_buffer and not opaque.is_batch_fixed:
+        opaque.is_batch_fixed = True
+        return
     if isinstance(error, CarriedStateError) and carried.learn(error, error.carried):
         opaque.is_batch_fixed |= error.has_batch_size
         return

@@ -27,7 +27,15 @@ from pipecompile.tracing.state.container_routes import ContainerRoute
 from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.leftover_state import StateChange
 
-__all__ = ["CarriedFacts", "CarriedState", "Carrying", "carried_keys", "has_batch_size", "is_plain_tensor"]
+__all__ = [
+    "CarriedFacts",
+    "CarriedState",
+    "Carrying",
+    "carried_keys",
+    "has_batch_size",
+    "is_fixed_buffer",
+    "is_plain_tensor",
+]
 
 Key = tuple[str, str, Any]
 """(path of the module, path of the container inside it, key): the same in every recording of a model."""
@@ -134,6 +142,13 @@ def carried_keys(changes: Iterable[StateChange]) -> frozenset[Key]:
 def has_batch_size(change: StateChange) -> bool:
     """Return whether a size of the tensors that a change leaves depends on the batch size."""
     return any(isinstance(size, torch.SymInt) for tensor in _tensors(change.value) for size in tensor.shape)
+
+
+def is_fixed_buffer(change: StateChange) -> bool:
+    """Return whether a change gives a buffer a tensor of the size of the batch, and of the shape before at the batch size of the example."""
+    before, value = change.before, change.value
+    is_pair = change.is_buffer and isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor)
+    return is_pair and has_batch_size(change) and before.dtype == value.dtype and before.shape == value.shape
 
 
 def is_plain_tensor(tensor: torch.Tensor) -> bool:

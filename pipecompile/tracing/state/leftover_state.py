@@ -26,7 +26,8 @@ from pipecompile.torch_private.modules import (
     STATE_TABLES,
     forward_hooks_of,
 )
-from pipecompile.tracing.emit.value_nodes import PLAIN, is_written_back
+from pipecompile.tracing.emit.value_nodes import PLAIN
+from pipecompile.tracing.emit.written_back import is_written_back
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 from pipecompile.tracing.state.snapshot import Place, content_of, places_of
 

@@ -27,7 +27,7 @@ from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber, examples
 from pipecompile.tracing.model_pieces import Piece
 from pipecompile.tracing.node_facts import Role, facts
 from pipecompile.tracing.state.call_comparison import constant_nodes, recorded_alike
-from pipecompile.tracing.state.carried_state import CarriedState, carried_keys, has_batch_size
+from pipecompile.tracing.state.carried_state import CarriedState, carried_keys, has_batch_size, is_fixed_buffer
 from pipecompile.tracing.state.counters import adds_a_constant, counters_watched, warn_of_decisions
 from pipecompile.tracing.state.effect_nodes import effect_function, in_turn
 from pipecompile.tracing.state.left_values import left_alike
@@ -48,12 +48,14 @@ __all__ = ["CarriedStateError", "RecordedCall", "record_state_changes"]
 class CarriedStateError(TraceError):
     """A call depends on what the call before left. `pieces`, the smallest first, may be opaque instead; or a graph may write what is
     at the keys `carried`, or if `can_be_single`, serve one call. `has_batch_size`: what is left there has the size of the batch.
+    `is_fixed_buffer`: it is a buffer that a graph for this batch size alone writes in place.
     """
 
     def __init__(self, changes: Sequence[StateChange], model: nn.Module) -> None:
         owners = sorted({change.place.owner for change in changes} - {""}, key=lambda path: -path.count("."))
         self.pieces = [Piece(path) for path in owners]
         self.carried, self.has_batch_size = carried_keys(changes), any(map(has_batch_size, changes))
+        self.is_fixed_buffer = any(map(is_fixed_buffer, changes))
         self.can_be_single = any(one.tensors for one in changes) and not any(one.is_removal for one in changes)
         names = ", ".join(dict.fromkeys(change.name for change in changes))
         code = next((one.__code__ for one in forwards_of(model) if hasattr(one, "__code__")), None)
