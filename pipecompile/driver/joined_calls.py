@@ -18,6 +18,7 @@ from pipecompile.driver.programs import call_executable
 from pipecompile.driver.specialization import Specialization
 from pipecompile.runtime.autograd_call import PipelineCall, run_with_autograd
 from pipecompile.runtime.executable import Executable
+from pipecompile.runtime.left_merge import left_merged
 from pipecompile.runtime.registers import Spans
 
 __all__ = ["Ran", "joined_call"]
@@ -47,7 +48,8 @@ def joined_call(
         spans = call.frame.spans
     else:
         frame = executable.frame(batch.sizes, specialization.arrivals(batch))
-        executable.run(executable.inline, frame)
+        with left_merged(outputs.left, batch.sizes):
+            executable.run(executable.inline, frame)
         parts = {name: frame.departures[name, False] for name in outputs.names}
         values, spans = outputs.gathered(parts, batch.sizes), frame.spans
         executable.finished(frame)

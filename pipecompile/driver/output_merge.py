@@ -23,6 +23,7 @@ from pipecompile.graph.batch_decisions import deciding_lines
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.batch_rows import batch_dim_of
 from pipecompile.graph.fixed_batch import UNPROVEN, fixed_rules
+from pipecompile.graph.left_rules import left_rules
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.output_merging import join_rules
 from pipecompile.graph.stages import routes, split
@@ -57,8 +58,10 @@ def merging_specialization(
     for node in flow.guesses_before(arguments):
         context.warnings.unproven(line_of(facts(node).source) or node.name)
     rules = _settled(flow, arguments, specialization, context)
+    left = left_rules(flow)
     if all(rule.kind is not MergeKind.COMPUTED for rule in rules):
         specialization.outputs.join(rules)
+        specialization.outputs.left = left
         return specialization
     ends = [node for node, rule in zip(arguments, rules, strict=True) if rule.kind is MergeKind.COMPUTED]
     others = [node for node in arguments if isinstance(node, fx.Node) and node not in ends]
@@ -66,6 +69,7 @@ def merging_specialization(
     _announce(flow, ends, options, context)
     form = _without_tail(specialization, tail, others, options, context)
     form.outputs.join(rules, tail)
+    form.outputs.left = left
     return form
 
 

@@ -13,7 +13,7 @@ for the calling thread forever.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import InputError
 from pipecompile.runtime.cells.left_places import gradients_refused
 from pipecompile.runtime.executable import Executable
+from pipecompile.runtime.left_merge import left_merged
 from pipecompile.runtime.registers import Frame
 from pipecompile.runtime.results import Outputs, input_gradients
 from pipecompile.torch_private import pytree
@@ -45,6 +46,10 @@ class AutogradCall(Protocol):
 
     def begin(self) -> Frame:
         """Return a frame with detached inputs."""
+
+    def left_merged(self) -> AbstractContextManager[None]:
+        """Return the context of a forward, at whose end what micro-batches have left on the model is merged; by default nothing is."""
+        return nullcontext()
 
     def results(self, frame: Frame) -> Any:
         """Return the results of a forward, a nested structure of tensors."""
@@ -78,6 +83,9 @@ class PipelineCall(AutogradCall):
         values = MiniBatch(self.batch.whole.detached(), self.batch.sizes).values
         arrivals = {(name, False): parts for name, parts in zip(self.names, values, strict=True)}
         return self.executable.frame(self.batch.sizes, arrivals)
+
+    def left_merged(self) -> AbstractContextManager[None]:
+        return left_merged(self.outputs.left, self.batch.sizes)
 
     def results(self, frame: Frame) -> dict[str, Any]:
         return self.outputs.gathered(self._parts(frame), self.batch.sizes)
@@ -131,7 +139,7 @@ class _PipelinedCall(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
             frame = call.frame = call.begin()
-            with gradients_refused(call.executable.left_places):
+            with gradients_refused(call.executable.left_places), call.left_merged():
                 call.executable.run(call.executable.halves[0], frame)
         call.executable.norms.settle()
         results = call.results(frame)

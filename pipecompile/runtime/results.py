@@ -19,6 +19,7 @@ from torch import fx
 from pipecompile.batching.merging import MergeKind, MergeRule, gather
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.errors import DetachedLossError, InputError
+from pipecompile.graph.left_rules import LeftRule
 from pipecompile.graph.whole_batch import WholeBatchTail
 from pipecompile.runtime.registers import Frame
 from pipecompile.text.shown_value import shown
@@ -67,7 +68,9 @@ _UNMERGED = "the model's output cannot be put together from micro-batches"
 
 
 class Outputs:
-    """Structure of the output of one traced graph, and once `join` was called, the merge rule of each leaf."""
+    """Structure of the output of one traced graph, and once `join` was called, the merge rule of each leaf. `left` are the rules of what the
+    forward leaves on the model.
+    """
 
     def __init__(self, graph: TracedGraph) -> None:
         self.spec: pytree.TreeSpec = graph.facts.out_spec
@@ -79,6 +82,7 @@ class Outputs:
         self.joins: tuple[MergeRule, ...] | None = None
         self.names = tuple(dict.fromkeys(leaf.value for leaf in self.leaves if leaf.value is not None))
         self.tail: WholeBatchTail | None = None
+        self.left: tuple[LeftRule, ...] = ()
         self._rules: dict[str, MergeRule] = {}
         self.example = pytree.tree_unflatten(value_of(node), self.spec)
 

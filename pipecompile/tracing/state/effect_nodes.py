@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from threading import RLock
+from threading import RLock, local
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from pipecompile.tracing.state.effect_places import EffectPlace
 from pipecompile.tracing.state.left_values import is_equal_leaf
 from pipecompile.tracing.state.leftover_state import StateChange
 
-__all__ = ["effect_function", "effects_muted", "in_turn"]
+__all__ = ["EffectNote", "effect_function", "effects_muted", "effects_noted", "in_turn"]
 
 _muted = False
 
@@ -46,6 +46,36 @@ def effects_muted() -> Iterator[None]:
         yield
     finally:
         _muted = before
+
+
+@dataclass(frozen=True, slots=True)
+class EffectNote:
+    """A change that an effect node has made: the `value` that it has left (`is_whole`: of all items of a list), and of a count, the number
+    `after` it.
+    """
+
+    value: Any
+    after: Any
+    is_whole: bool
+
+
+class _Noting(local):
+    """The notes of this thread, by the id of the place; None where none are taken."""
+
+    notes: dict[int, list[EffectNote]] | None = None
+
+
+_noting = _Noting()
+
+
+@contextmanager
+def effects_noted() -> Iterator[dict[int, list[EffectNote]]]:
+    """Note the changes that effect nodes of this thread make inside the block, in order, by the id of their place."""
+    before, _noting.notes = _noting.notes, {}
+    try:
+        yield _noting.notes
+    finally:
+        _noting.notes = before
 
 
 def effect_function(change: StateChange, later: Any, owner: nn.Module) -> Any:
@@ -105,6 +135,9 @@ def _effect(name: str, place: EffectPlace, act: Any, sizes: tuple[Any, ...] = ()
     def write(*values: Any) -> None:
         if not _muted and active_fake_mode() is None:
             act(*values)
+            if _noting.notes is not None:
+                value, after = values[0] if values else None, place.now() if place.is_count else None
+                _noting.notes.setdefault(id(place), []).append(EffectNote(value, after, name == "keep"))
 
     write.__name__ = write.__qualname__ = name
     write.place = place  # type: ignore[attr-defined]
