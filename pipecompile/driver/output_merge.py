@@ -17,6 +17,7 @@ from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.batching.microbatches import MiniBatch
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.phases import place
+from pipecompile.driver.repeated_changes import warn_of_repeated
 from pipecompile.driver.specialization import Specialization
 from pipecompile.errors import InputError
 from pipecompile.graph.batch_decisions import deciding_lines
@@ -58,18 +59,27 @@ def merging_specialization(
     for node in flow.guesses_before(arguments):
         context.warnings.unproven(line_of(facts(node).source) or node.name)
     rules = _settled(flow, arguments, specialization, context)
-    left = left_rules(flow)
     if all(rule.kind is not MergeKind.COMPUTED for rule in rules):
-        specialization.outputs.join(rules)
-        specialization.outputs.left = left
-        return specialization
+        return _joined(specialization, rules, flow, context)
     ends = [node for node, rule in zip(arguments, rules, strict=True) if rule.kind is MergeKind.COMPUTED]
     others = [node for node in arguments if isinstance(node, fx.Node) and node not in ends]
     tail = WholeBatchTail.of(flow, ends, others, specialization.stage_devices[-1])
     _announce(flow, ends, options, context)
     form = _without_tail(specialization, tail, others, options, context)
+    return _joined(form, rules, flow, context, tail)
+
+
+def _joined(
+    form: Specialization,
+    rules: Sequence[MergeRule],
+    flow: BatchFlow,
+    context: CompileContext,
+    tail: WholeBatchTail | None = None,
+) -> Specialization:
+    """Return a specialization, with the merge rules of its outputs and of what it leaves on the model."""
     form.outputs.join(rules, tail)
-    form.outputs.left = left
+    form.outputs.left = left_rules(flow)
+    warn_of_repeated(form.graph, form.outputs.left, context.warnings)
     return form
 
 

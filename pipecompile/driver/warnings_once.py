@@ -47,7 +47,7 @@ class WarningsOnce:
         whole = "compiled stage" if options.compile_stages else "CUDA graph" if options.cuda_graphs is True else ""
         if whole and Kind.INPUT_GRAD in options.kinds:
             off = "compile_stages" if options.compile_stages else "cuda_graphs"
-            self._once(
+            self.once(
                 "undivided",
                 f"the schedule splits backwards, and a {whole} computes all its gradients at once: all in I, W does nothing."
                 f" Try schedule='1f1b', or {off}=False",
@@ -55,7 +55,7 @@ class WarningsOnce:
 
     def estimated(self, device: torch.device) -> None:
         """Warn that costs are estimated, since the model does not fit on the device where they would be measured."""
-        self._once(
+        self.once(
             "estimated",
             f"the model does not fit on {device}, where its operations would be measured: costs are estimated from data sheets."
             ' Try compile(..., cost="analytic") to say so, or costs={"layer": seconds}',
@@ -66,7 +66,7 @@ class WarningsOnce:
         if guard is not None:
             self._at(guard, "anew", f"recorded anew for micro-batches of {samples} samples")
         elif signature in self._evicted:
-            self._once(
+            self.once(
                 "small",
                 f"inputs of more kinds than the {limit} recordings that are kept: some are recorded again and again."
                 f" Try compile(..., cache_size={2 * limit}); pipe.explain() shows what differs",
@@ -86,7 +86,7 @@ class WarningsOnce:
             else "Try a buffer instead: self.register_buffer(name, torch.tensor(value)), changed by fill_ or copy_, and no decision of"
             " Python on its value"
         )
-        self._once(f"changing {label}", f"{label}{where} changes between steps: {does}. {hint}")
+        self.once(f"changing {label}", f"{label}{where} changes between steps: {does}. {hint}")
 
     def outdated(self, changes: Sequence[ReadChange]) -> None:
         """Warn that a step has changed what its recording reads: micro-batches computed with the value from before the step."""
@@ -116,7 +116,7 @@ class WarningsOnce:
         """Warn that lists with an entry per sample go into fewer micro-batches, so that all are equally long."""
         if count < min(wanted, samples):
             text = f"lists of {samples} samples go into {_micro_batches(count)} instead of {wanted}"
-            self._once("unequal", f"{text}, so that all have equally many")
+            self.once("unequal", f"{text}, so that all have equally many")
 
     def fewer(self, samples: int | None, wanted: int | str | None) -> None:
         """Warn if the first mini-batch for a number of micro-batches has fewer samples. Later ones may, as the last of an epoch does."""
@@ -132,14 +132,14 @@ class WarningsOnce:
         """Warn that a batch goes into fewer micro-batches, since a BatchNorm layer cannot normalise a single value."""
         text = f"{sum(sizes)} samples go into {_micro_batches(len(sizes))} instead of {len(wanted)}"
         why = f"of a micro-batch of one sample, a single value per channel would reach the BatchNorm layer {layer}"
-        self._once("single", f"{text}: {why}, which refuses to normalise it")
+        self.once("single", f"{text}: {why}, which refuses to normalise it")
 
     def offsets(self, found: Sequence[tuple[str, bool]]) -> None:
         """Warn of inputs that look like offsets of packed sequences, by name, each with whether it is cut like samples."""
         for name, is_cut in found[:1]:
             does = "is cut into micro-batches like samples" if is_cut else "is the same in all micro-batches, which have parts of the sequences"  # fmt: skip
             other = f'batch_dims={{"{name}": None}}) if all samples share it' if is_cut else "n_microbatches=1)"
-            self._once(
+            self.once(
                 "offsets",
                 f"{name} looks like offsets of packed sequences, and {does}. Try compile(...,"
                 f' split={{"{name}": "offsets"}}), which keeps sequences whole; or compile(..., {other}',
@@ -148,7 +148,7 @@ class WarningsOnce:
     def mixed(self, places: Sequence[str]) -> None:
         """Warn that samples of a batch meet at these lines: in micro-batches, only those of one micro-batch do."""
         if places:
-            self._once(
+            self.once(
                 "mixed",
                 f"samples of a batch meet at {places[0]}: in micro-batches, only those of the same one."
                 ' Try compile(..., schedule="gpipe", across_batch="exact"), by which all of the mini-batch meet; across_batch="each" keeps'
@@ -157,7 +157,7 @@ class WarningsOnce:
 
     def unproven(self, line: str) -> None:
         """Warn that rows of an output are joined though the operations at this line could not be tried."""
-        self._once(
+        self.once(
             "unproven",
             f"an output is joined from micro-batches by its number of rows: the operations behind {line} could not be tried, so"
             " that they keep samples apart is not proven. Try n_microbatches=1 and compare",
@@ -165,7 +165,7 @@ class WarningsOnce:
 
     def deciding(self, line: str) -> None:
         """Warn that micro-batches may take another way at this line than the whole mini-batch would."""
-        self._once(
+        self.once(
             "deciding",
             f"Python decides at {line} by values of its samples: in pipe(x), by those of each micro-batch, and may go another way than"
             " the model on the whole mini-batch. Try n_microbatches=1, or pipe.model(x); on several ranks that has the trained weights of its"
@@ -174,7 +174,7 @@ class WarningsOnce:
 
     def doubtful(self, difference: str) -> None:
         """Warn that the first check of a recording found a difference that roundings may explain."""
-        self._once(
+        self.once(
             "doubtful",
             f"the recording does not give the bits of the model: {difference}. Roundings explain this, if a library takes"
             " another way while it is recorded (an attention mask for a mask of ones); so does a constant that changed a little."
@@ -187,11 +187,11 @@ class WarningsOnce:
         runs = "pipe(x) and step run" if is_exact else "pipe(x) runs"
         others = "" if is_exact else ". step runs them in micro-batches, where only samples of the same one meet"
         text = f"samples of a batch meet at {line}: {runs} the {operations} operations behind it on the whole mini-batch, after the stages"
-        self._once("outside", text + others)
+        self.once("outside", text + others)
 
     def summed(self) -> None:
         """Warn that a loss is a sum over samples, and was declared a mean."""
-        self._once(
+        self.once(
             "summed",
             "the loss is a sum over the samples, and loss_reduction='mean' averages the micro-batches' losses."
             " Try compile(..., loss_reduction='sum')",
@@ -236,7 +236,7 @@ class WarningsOnce:
         """Warn that the `layers` BatchNorm layers update their running statistics at every micro-batch."""
         if layers:
             subject = "a BatchNorm layer updates its" if layers == 1 else f"{layers} BatchNorm layers update their"
-            self._once(
+            self.once(
                 "normalised",
                 f"{subject} running statistics once per micro-batch, so they move several times in a step."
                 " Try compile(..., batch_norm='deferred'), once a step; or pass batch_norm='each' to keep this behaviour and"
@@ -246,7 +246,7 @@ class WarningsOnce:
     def rewritten(self, places: Sequence[str]) -> None:
         """Warn that the user's own checkpointing writes tensors of the model again at these lines."""
         if places:
-            self._once(
+            self.once(
                 "rewritten",
                 f"a region of torch.utils.checkpoint writes buffers of the model at {places[0]}, and its recomputation writes them"
                 " again, as often as in eager. With several micro-batches in flight, the writes come in the order of the schedule,"
@@ -256,13 +256,14 @@ class WarningsOnce:
     def drawn(self, text: str) -> None:
         """Warn with this text, if any, that random numbers are drawn in another order than in the plain loop over micro-batches."""
         if text:
-            self._once("drawn", text)
+            self.once("drawn", text)
 
     def evicted(self, signature: Signature) -> None:
         """Remember that a recording was dropped to make room."""
         self._evicted.append(signature)
 
-    def _once(self, kind: str, text: str) -> None:
+    def once(self, kind: str, text: str) -> None:
+        """Give a warning, if none of its kind was given."""
         if (kind, "") not in self._given:
             self._given.add((kind, ""))
             warn(text, RecordingWarning)
@@ -277,7 +278,7 @@ class WarningsOnce:
         """Give the warnings that were kept until the end of the step."""
         while self._delayed:
             kind, (text, _) = self._delayed.popitem()
-            self._once(kind, text)
+            self.once(kind, text)
 
     def drop_delayed(self) -> None:
         """Drop the warnings of a step that failed, and what they were about, which is then analysed again."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipecompile.distributed.agreement import first_values, state_of_copies, update_differences, weights_of_copies
-from pipecompile.driver import compile_context, left_on_ranks, loss_reads
+from pipecompile.driver import compile_context, left_on_ranks, loss_reads, repeated_changes
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import forward_order, held_hooks, hooked_updates, thread_state
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
@@ -24,7 +24,7 @@ from pipecompile.tracing.interception import changing_functions
 from pipecompile.tracing.state import filled_arguments, function_state
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text()
-SILENT = {"evicted", "check_options", "give_delayed", "drop_delayed"}
+SILENT = {"evicted", "once", "check_options", "give_delayed", "drop_delayed"}
 """Methods that give no warning of their own; `check_options` is looked at for its text on CUDA graphs."""
 
 
@@ -72,6 +72,7 @@ def test_each_row_has_a_warning() -> None:
     given += [
         *texts(hooked_updates),
         *texts(held_hooks),
+        *texts(repeated_changes),
         *texts(executed_code),
         *texts(compile_context),
         *texts(filled_arguments),

@@ -1,0 +1,110 @@
+"""State that every micro-batch of `pipe(x)` changes is named in a warning."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import pipecompile as pc
+from pipecompile.driver.repeated_changes import repeated_changes
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        self.change(h)
+        return self.second(h)
+
+    def change(self, h: torch.Tensor) -> None:
+        """Change state."""
+
+
+class Counts(Net):
+    def change(self, h: torch.Tensor) -> None:
+        self.calls += 1
+
+
+class Decays(Net):
+    def change(self, h: torch.Tensor) -> None:
+        self.second.weight.data.mul_(0.9)
+
+
+class Branches(Net):
+    def change(self, h: torch.Tensor) -> None:
+        if float(self.second.weight.detach().amax()) > 0:
+            self.second.weight.data.mul_(0.9)
+
+
+class Clamps(Net):
+    def change(self, h: torch.Tensor) -> None:
+        self.second.weight.data.clamp_(-0.1, 0.1)
+
+
+class Spread(Net):
+    def change(self, h: torch.Tensor) -> None:
+        self.spread = h.detach().std()
+
+
+class Queue(Net):
+    """Takes a position out of a buffer, in statements that are kept whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("queue", torch.zeros(4, 12))
+
+    def change(self, h: torch.Tensor) -> None:
+        self.shown = self.queue.sum()
+        first = int(self.place)
+        self.queue[:, first : first + len(h)] = h.detach().T
+        self.place[0] = (first + len(h)) % 12
+
+
+class Carries(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = torch.zeros(4)
+
+    def change(self, h: torch.Tensor) -> None:
+        self.state = (h + self.state).detach().mean(0)
+
+
+def messages(model: nn.Module) -> list[str]:
+    pipe = pc.compile(model, 1, n_microbatches=2, cost="analytic", devices=["cpu"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipe(torch.randn(6, 4))
+    return [str(one.message) for one in caught if issubclass(one.category, pc.RecordingWarning)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Counts, "calls"),
+        (Decays, "second.weight"),
+        (Branches, "second.weight"),
+        (Queue, "state in change"),
+        (Carries, "state"),
+    ],
+)
+def test_a_change_in_place_is_warned_of(kind: type[Net], name: str) -> None:
+    assert any(
+        one.startswith(f"forward changes {name}: in pipe(x) once for each micro-batch") for one in messages(kind())
+    )
+
+
+def test_what_cannot_be_merged_is_warned_of() -> None:
+    assert any("what forward leaves in 'spread' cannot be put together" in one for one in messages(Spread()))
+
+
+def test_a_change_that_repeats_nothing_is_not() -> None:
+    assert repeated_changes(pc.trace(Clamps(), torch.randn(4, 4))) == []
+    assert messages(Clamps()) == []
