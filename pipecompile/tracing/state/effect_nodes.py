@@ -83,7 +83,7 @@ def effect_function(change: StateChange, later: Any, owner: nn.Module) -> Any:
 
     `later` is the value that the second call left at the same key. The names of these functions are part of saved plans.
     """
-    key, route = change.key, ContainerRoute.to(change.place.container, owner, change.place.name)
+    key, route = _plain_key(change.key), ContainerRoute.to(change.place.container, owner, change.place.name)
     is_attribute = change.place.container is vars(owner) and not isinstance(change.value, (list, dict, deque))
     place = EffectPlace(route, key, is_attribute=is_attribute)
     if change.is_number and type(later) in (int, float) and later != change.value:
@@ -101,6 +101,13 @@ def effect_function(change: StateChange, later: Any, owner: nn.Module) -> Any:
         return None
     is_kept = key is not None or change.is_whole
     return _effect("keep", place, place.put) if is_kept else _effect("extend", place, place.extend)
+
+
+def _plain_key(key: Any) -> Any:
+    """Return a key with numbers for sizes of the recording, which hashing has decided: `self.cache[len(x)]`."""
+    if type(key) is tuple:
+        return tuple(map(_plain_key, key))
+    return int(key) if isinstance(key, torch.SymInt) else key
 
 
 def in_turn(effect: Any, turns: RLock | None) -> Any:

@@ -169,3 +169,24 @@ def test_a_buffer_that_a_call_registers_beside_what_is_saved_is_not_saved(recwar
     assert [name for name, _ in model.named_buffers()] == ["0.table", "1.table"]
     assert list(pipe.state_dict()) == list(model.state_dict()) == saved
     assert not [one for one in recwarn if issubclass(one.category, RecordingWarning)]
+
+
+def test_a_number_that_is_kept_by_the_batch_size_has_a_number_as_its_key() -> None:
+    """The key was the symbol of the recording, which has no hash in a run."""
+
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.scales: dict[int, float] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(x) not in self.scales:
+                self.scales[len(x)] = len(x) ** -0.5
+            return super().forward(x) * self.scales[len(x)]
+
+    model, x = Scaled(), torch.randn(8, 3)
+    pipe = pc.compile(model, 1, n_microbatches=2, cost="analytic", devices=["cpu"], loss_fn=lambda y: y.square().mean())
+    expected = torch.stack([(model(part)).square().mean() for part in x.chunk(2)]).mean().item()
+    model.scales.clear()
+    for _ in range(2):
+        assert pipe.step(x).item() == pytest.approx(expected)
