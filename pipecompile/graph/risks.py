@@ -70,6 +70,8 @@ def _of_graph(model: nn.Module, graph: TracedGraph) -> Iterator[tuple[str, str, 
     owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
     written = [_place(node) for node in nodes if facts(node).mutates & owned]
     yield "in-place writes", "of buffers or parameters, once per micro-batch", written
+    carried = graph.facts.carried.names if graph.facts.carried else ()
+    yield "state that a call reads and replaces", "goes from micro-batch to micro-batch", carried
     used = {id(tensor) for node in nodes for tensor in held_tensors(graph, node)}
     unused = [name for name, parameter in model.named_parameters() if id(parameter) not in used]
     yield "unused parameters", "this call does not use them: they get no gradient", unused

@@ -76,19 +76,19 @@ def trace(model: nn.Module, /, *args: Any, batch_dims: BatchDims | None = None, 
     parameters of forward to their batch dimension, or to None for a tensor that all samples share. (A model whose own forward
     has a parameter `batch_dims` gets the argument.) Parameters and submodules of the result *are* the model's own. The model does
     not change. The recording is for the model's present mode, train or eval.
-
     The result is a torch.fx.GraphModule; `str` prints one line per node, and `facts` has what was recorded beyond torch.fx.
-
-    Nothing is computed, unless a submodule or a method cannot be recorded, mostly because Python decides on the *value*
-    of a tensor: the piece becomes one opaque node, and the model runs a few times to learn the results of the piece.
-
-    Raise InputError for inputs whose batch sizes disagree, and TraceError with the user's line if the model cannot be recorded.
+    Nothing is computed, unless a submodule or a method cannot be recorded, mostly because Python decides on the *value* of a tensor: the
+    piece becomes one opaque node, and the model runs a few times to learn its results. Raise InputError for inputs whose batch sizes
+    disagree, and TraceError with the user's line if the model cannot be recorded.
     """
     model = validate_model(model)
     if batch_dims is not None and "batch_dims" in parameters_of(model.forward):
         kwargs, batch_dims = {**kwargs, "batch_dims": batch_dims}, None
     check_batch_dims({} if batch_dims is None else batch_dims, model.forward)
-    return record(model, flatten(model.forward, args, kwargs, batch_dims))
+    graph = record(model, flatten(model.forward, args, kwargs, batch_dims), carries=Carrying.TENSORS)
+    if graph.facts.carried:
+        graph.facts.carried.check_microbatches()
+    return graph
 
 
 def record(
@@ -103,10 +103,10 @@ def record(
     """Record a model on flat inputs, as `trace` does.
 
     A batch of 1 sample is recorded with a size that no other dimension has, so that no tensor is broadcast that would not be in a
-    larger batch. If the model branches on the single sample, the recording is for 1 sample alone. `device` is the device of the
-    fake tensors, by default that of the model. One thread of the process records at a time, because a recording patches classes.
-    The graph reads the numbers of `lifted` at every run. The recording begins with the pieces `kept`, which an earlier one kept whole.
-    `carries` says which state the caller keeps from call to call.
+    larger batch. If the model branches on the single sample, the recording is for 1 sample alone. `device` is that of the fake tensors,
+    by default the model's. One thread of the process records at a time, since a recording patches classes. The graph reads the numbers
+    of `lifted` at every run. The recording begins with the pieces `kept`, which an earlier one kept whole. `carries` says which state
+    the caller keeps from call to call.
     """
     with _lock, searches_kept():
         renew_pool()

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import pipecompile as pc
 from pipecompile.graph.risks import risks
 from pipecompile.tracing import trace
 
@@ -64,3 +65,29 @@ def test_pieces_kept_whole_are_named_if_they_take_samples():
     model = Model()
     found = {risk.kind: risk for risk in risks(model, trace(model, torch.randn(3, 4)))}
     assert found["kept whole"].places == ("centred",)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, h: torch.Tensor | None) -> None:
+        super().__init__()
+        self.cell, self.h = nn.Linear(4, 4), h
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.cell(x) + (0 if self.h is None else self.h))
+        self.h = h.detach().mean(0)
+        return h
+
+
+def test_state_that_compile_carries_is_recorded_and_named() -> None:
+    """`trace` and `explain` refused it, though `compile` trains such a model."""
+    start = torch.zeros(4)
+    model = Recurrent(start)
+    risk = "state that a call reads and replaces (1): goes from micro-batch to micro-batch: h"
+    assert risk in str(pc.explain(model, torch.randn(4, 4)))
+    assert model.h is start
+    pipe = pc.compile(model, 1, n_microbatches=2, cost="analytic", devices=["cpu"], example_args=(torch.randn(4, 4),))
+    assert str(pipe.graph.graph) == str(pc.trace(model, torch.randn(4, 4)).graph)
+
+
+def test_state_that_begins_as_none_is_refused_as_compile_does() -> None:
+    assert "n_microbatches=1; or begin with a tensor" in str(pc.explain(Recurrent(None), torch.randn(4, 4)))

@@ -52,12 +52,13 @@ class Carrying(Enum):
 @dataclass(frozen=True, slots=True)
 class CarriedFacts:
     """The state that a graph carries from call to call: `places`, whose tensors it writes in place. With `is_single`, it serves one call alone, and
-    leaves what the next recording begins with. `fault` is the error without such state.
+    leaves what the next recording begins with. `fault` is the error without such state, `names` are those of the attributes.
     """
 
     places: tuple[EffectPlace, ...]
     is_single: bool
     fault: TraceError
+    names: tuple[str, ...] = ()
 
     def check_microbatches(self) -> None:
         """Raise TraceError if the graph serves one call alone: the second micro-batch begins with what the first has left."""
@@ -131,7 +132,10 @@ class CarriedState:
         for change in self._changes:
             owner = self._model.get_submodule(change.place.owner)
             places.append(EffectPlace(ContainerRoute.to(change.place.container, owner, change.place.name), change.key))
-        return CarriedFacts(tuple(places), self.is_single, self.fault)
+        names = tuple(
+            ".".join(filter(None, (owner, path, str(key)))) for owner, path, key in sorted(self.keys, key=str)
+        )
+        return CarriedFacts(tuple(places), self.is_single, self.fault, names)
 
 
 def carried_keys(changes: Iterable[StateChange]) -> frozenset[Key]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -214,9 +215,13 @@ def test_a_single_sample_has_state_of_its_own_size():
     assert pipe.explain().traces == 1
 
 
-def test_a_graph_that_runs_alone_carries_no_state():
-    with pytest.raises(TraceError, match="PC114"):
-        pc.trace(Recurrent(), torch.randn(2, 4))
+def test_a_graph_that_runs_alone_carries_tensors_of_one_shape():
+    torch.manual_seed(0)
+    model, x = Recurrent(), torch.randn(2, 4)
+    eager = copy.deepcopy(model)
+    graph = pc.trace(model, x)
+    for _ in range(3):
+        torch.testing.assert_close(graph(x), eager(x))
 
 
 class Buffers(_Net):
