@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from pipecompile.batching.batch_dims import Dims
-from pipecompile.torch_private.symbols import ConstantSource, PythonReferenceAnalysis, sympy_interp
+from pipecompile.torch_private.symbols import ConstantSource, PythonReferenceAnalysis, own_caches, sympy_interp
 from pipecompile.tracing.ambient_modes import Ambient
 from pipecompile.tracing.fakes.data_sizes import DataSizes, refuse_comparisons
 from pipecompile.tracing.fakes.shared_results import SharedResults
@@ -103,6 +103,7 @@ class _BatchShapeEnv(ShapeEnv):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        own_caches(self)
         self.places: list[str] = []
         # numbers alone: a tensor here would never be freed, since the collector does not see that its sizes refer to this
         self.calls_of_sizes: dict[sympy.Symbol, int] = {}

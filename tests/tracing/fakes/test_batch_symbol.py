@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+import pipecompile as pc
 from pipecompile.tracing import trace
 
 
@@ -70,3 +74,17 @@ def test_sizes_are_computed_anew(size_of):
     if not graph.facts.guards:
         assert [graph(torch.randn(n, 4, 3)).shape[0] for n in (1, 2, 9)] == [size_of(n) for n in (1, 2, 9)]
     assert graph(torch.randn(4, 4, 3)).shape[0] == size_of(4)
+
+
+def test_a_recording_that_is_dropped_leaves_no_analysis_of_sizes() -> None:
+    """Torch's caches on the class kept one, and its symbols, of every recording."""
+
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(one, ShapeEnv) for one in gc.get_objects())
+
+    numbers = []
+    for _ in range(4):
+        pc.trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.randn(5, 3))
+        numbers.append(alive())
+    assert numbers[1:] == numbers[1:2] * 3  # what all recordings share is of the first
