@@ -131,7 +131,10 @@ def _advice(error: Exception, device: int, peaks: Peaks | None) -> tuple[str, st
             "CUDA_LAUNCH_BLOCKING=1 in the environment, for a step in which each launch waits",
         )
     note = _loss_note(error)
-    return note, "loss_fn on tensors of these shapes and types, without the pipeline, until it runs" if note else ""
+    hint = "loss_fn on tensors of these shapes and types, without the pipeline, until it runs"
+    if note and "more than 1 value per channel" in text_of(error):
+        hint = "fewer micro-batches (n_microbatches=): BatchNorm in the loss normalises over one micro-batch, and needs two samples"
+    return note, hint if note else ""
 
 
 def _loss_note(error: BaseException) -> str:

@@ -336,3 +336,18 @@ def test_a_gradient_between_outputs_of_two_stages_says_what_to_try() -> None:
     with pytest.raises(pc.RunError, match="an autograd graph of its own") as told:
         pipe.step(torch.randn(4, 4))
     assert "a single stage" in told.value.hint
+
+
+def test_batch_norm_in_a_loss_on_one_sample_says_how_many_micro_batches() -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, output: torch.Tensor) -> torch.Tensor:
+            return self.norm(output).square().mean()
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    pipe = pc.compile(model, 2, n_microbatches=4, loss_fn=Normalised(), cost="analytic", devices=["cpu"] * 2)
+    with pytest.raises(pc.RunError, match=r"try    fewer micro-batches \(n_microbatches=\): BatchNorm in the loss"):
+        pipe.step(torch.randn(4, 3))
