@@ -16,6 +16,7 @@ import torch
 from pipecompile.batching.containers import argument_leaves
 from pipecompile.errors import RecordingWarning, TraceError
 from pipecompile.torch_private.storages import version_of
+from pipecompile.tracing.state.function_state import function_restored
 from pipecompile.tracing.state.snapshot import can_hold, contents_restored, places_of, tensors_of
 from pipecompile.tracing.user_source import caller, warn
 
@@ -33,7 +34,9 @@ def refusing_changes(apply: Callable[..., Any], cls: type[torch.autograd.Functio
         )  # in the place of the forward, if `apply` was bound before
         holders = [one for one in (*arguments, *(() if is_ours else (cls.forward,))) if can_hold(one)]
         versions = _versions(holders, arguments)
-        with contents_restored(places_of(*holders, deep=True)) as changed:
+        function = getattr(cls.forward, "replaced", cls.forward)
+        outside = function_restored(function, tensors=False)  # the node changes it in a run
+        with outside, contents_restored(places_of(*holders, deep=True)) as changed:
             result = apply(*args, **kwargs)
         is_written = any(version_of(one) != version for one, version in versions)
         if is_written and torch.is_grad_enabled():

@@ -178,8 +178,7 @@ def _forward(cls: Any, forward: Callable[..., Any], listener: CallListener, _ori
     def run(*args: Any) -> Any:
         if not listener.is_listening:
             return forward(*args)
-        has_context = cls.setup_context is Function.setup_context
-        context, inputs = (args[0], args[1:]) if has_context else (None, args)
+        context, inputs = (args[0], args[1:]) if cls.setup_context is Function.setup_context else (None, args)
         mode = listener.is_grad_enabled
         with torch.set_grad_enabled(mode):  # off inside `apply`
             result = listener.record_single_call(refusing_changes(cls.apply, cls), _applied(cls), inputs, {})
@@ -188,6 +187,7 @@ def _forward(cls: Any, forward: Callable[..., Any], listener: CallListener, _ori
             _mark(context, result, inputs)
         return result
 
+    run.replaced = forward  # type: ignore[attr-defined]
     return staticmethod(run)
 
 

@@ -77,3 +77,41 @@ def test_a_function_that_runs_a_module_without_state_is_a_node() -> None:
             self.inner.forward = lambda x: x * self.inner.scale
 
     assert "Apply" in str(pc.trace(Plain(), torch.randn(2, 4)))
+
+
+CALLS = {"forward": 0}
+
+
+class CountsCalls(torch.autograd.Function):
+    seen = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        CALLS["forward"] += 1
+        CountsCalls.seen += 1
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return CountsCalls.apply(self.layer(x))
+
+
+def test_a_count_that_a_node_advances_is_right_and_no_warning_says_otherwise(recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.randn(6, 4)
+    pipe = pc.compile(
+        Counted(), 1, example_args=(x,), n_microbatches=3, loss_fn=square_loss, cost="analytic", devices=["cpu"]
+    )
+    assert (CALLS["forward"], CountsCalls.seen) == (0, 0)
+    for step in (1, 2):
+        pipe.step(x)
+        assert (CALLS["forward"], CountsCalls.seen) == (3 * step, 3 * step)
+    assert not [one for one in recwarn if issubclass(one.category, pc.RecordingWarning)]
