@@ -14,6 +14,7 @@ from pipecompile.tracing.emit.call_objects import HeldObject
 from pipecompile.tracing.emit.closures import tensor_cells
 from pipecompile.tracing.emit.made_objects import is_state, parts_of
 from pipecompile.tracing.fakes.batch_symbol import expression_of
+from pipecompile.tracing.guards.strict_equality import is_same
 from pipecompile.tracing.node_facts import facts, value_of
 
 __all__ = ["constant_nodes", "recorded_alike"]
@@ -75,7 +76,7 @@ def _equal(old: fx.Node, new: fx.Node, same: dict[fx.Node, fx.Node]) -> bool:
         return False
     inputs = ([one for one in node.all_input_nodes if _number(one) is one] for node in (new, old))
     sources = zip(*inputs, strict=False)
-    made = {one: other for one, other in sources if one is not other and _is_function_made_again(other, one)}
+    made = {one: other for one, other in sources if one is not other and _is_made_again(other, one)}
     arguments = fx.node.map_arg(
         (new.args, new.kwargs), lambda source: _number(same.get(source, made.get(source, source)))
     )
@@ -89,12 +90,12 @@ def _number(source: fx.Node) -> Any:
     return source if expression is None or not expression.is_number else int(expression)
 
 
-def _is_function_made_again(old: fx.Node, new: fx.Node) -> bool:
-    """Return whether two attributes of the graph are one function that each call makes: a lambda, or a method that it looks up."""
+def _is_made_again(old: fx.Node, new: fx.Node) -> bool:
+    """Return whether two attributes of the graph are one value that each call makes: a number of numpy, a lambda, or a method that it looks up."""
     one, other = (value_of(node) if node.op == "get_attr" else None for node in (old, new))
     if isinstance(one, HeldObject) and isinstance(other, HeldObject):
         return _made_alike(one.value, other.value)
-    return isinstance(one, (FunctionType, partial, *_METHODS)) and _alike(one, other)
+    return is_same(one, other) or (isinstance(one, (FunctionType, partial, *_METHODS)) and _alike(one, other))
 
 
 def _made_alike(old: Any, new: Any) -> bool:

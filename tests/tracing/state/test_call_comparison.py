@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -73,3 +74,23 @@ def test_functions_that_each_call_makes_are_alike_and_tensors_are_not() -> None:
     assert not alike([].append, items.append)
     assert not alike(partial(made(1), torch.ones(1)), partial(made(1), torch.zeros(1)))
     assert not alike(torch.ones(1), torch.zeros(1))
+
+
+class NotingItsKind(nn.Module):
+    """Notes the kind of its task in the first call, and flattens to a size that numpy computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(4, 4), ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.kind:
+            self.kind = "regression"
+        return self.layer(x.reshape(len(x), np.prod(x.shape[1:-1]), -1)) * np.float32(0.5)
+
+
+def test_numbers_of_numpy_that_each_call_makes_are_alike() -> None:
+    model, x = NotingItsKind(), torch.randn(3, 2, 2, 4)
+    graph = pc.trace(model, x)
+    assert torch.equal(graph(x), model(x))
+    assert model.kind == "regression"
