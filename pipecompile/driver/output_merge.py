@@ -28,7 +28,7 @@ from pipecompile.graph.left_rules import left_rules
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.output_merging import join_rules
 from pipecompile.graph.stages import routes, split
-from pipecompile.graph.whole_batch import WholeBatchTail, changed_state, mixing_line, tail_refusal
+from pipecompile.graph.whole_batch import WholeBatchTail, changed_state, mixing_line, shared_draws, tail_refusal
 from pipecompile.options import Options
 from pipecompile.text.units import counted
 from pipecompile.tracing.node_facts import facts, value_of
@@ -100,6 +100,11 @@ def _settled(
     changed, refused = changed_state(specialization.graph), MergeRule(MergeKind.REFUSED, reason=_STATE)
     pairs = zip(arguments, join_rules(flow), strict=True)
     rules = [rule if node not in changed or rule.kind in _BY_ROWS else refused for node, rule in pairs]
+    drawn, random = shared_draws(flow), MergeRule(MergeKind.REFUSED, reason=_DRAWN)
+    rules = [
+        random if isinstance(node, fx.Node) and node in drawn else rule
+        for node, rule in zip(arguments, rules, strict=True)
+    ]
     for place_, (node, rule) in enumerate(zip(arguments, rules, strict=True)):
         if rule.kind is not MergeKind.COMPUTED or not (why := tail_refusal(flow, [node], is_shared_memory=is_shared)):
             continue
@@ -115,6 +120,7 @@ def _settled(
 
 
 _BY_ROWS = (MergeKind.JOINED, MergeKind.SAME, MergeKind.COMPUTED, MergeKind.REFUSED)
+_DRAWN = "it is a random value that all samples share, and every micro-batch draws its own"
 _STATE = "it is computed from state of the model that every micro-batch changes"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pipecompile.batching.merging import MergeRule
+from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.colocation import compute_nodes, differentiated
 from pipecompile.graph.module_names import held_tensors
@@ -25,7 +25,7 @@ from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["WholeBatchTail", "changed_state", "meeting_line", "mixing_line", "tail_refusal"]
+__all__ = ["WholeBatchTail", "changed_state", "meeting_line", "mixing_line", "shared_draws", "tail_refusal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def tail_refusal(flow: BatchFlow, ends: Sequence[fx.Node], *, is_shared_memory: 
     graph = flow.graph
     inputs, region = flow.region_of(ends)
     owned = {key for node in graph.graph.nodes if node.op == "get_attr" for key in facts(node).storages}
-    if any(facts(node).draws for node in region):
+    if any(facts(node).draws for node in region) or not shared_draws(flow).isdisjoint(inputs):
         return "random numbers are drawn behind that line, and once for the whole batch they would be others"
     if any(_changes_model(flow, node, owned) for node in region):
         return "the model changes its own state behind that line"
@@ -113,6 +113,21 @@ def tail_refusal(flow: BatchFlow, ends: Sequence[fx.Node], *, is_shared_memory: 
         ):
             return f"{node.name} is written in place later"
     return ""
+
+
+def shared_draws(flow: BatchFlow) -> set[fx.Node]:
+    """Return the random values that all samples share, such as `torch.randint(0, 8, (3,))`, and what is computed from them alone.
+
+    Every micro-batch draws its own: none of them is that of the mini-batch.
+    """
+    drawn, memory = set[fx.Node](), set[int]()
+    for node in compute_nodes(flow.graph):
+        sources = node.all_input_nodes
+        is_drawn = facts(node).draws or any(one in drawn or facts(one).storages & memory for one in sources)
+        if is_drawn and all(rule.kind is MergeKind.SAME for rule in flow.rules[node]):
+            drawn.add(node)
+            memory |= facts(node).mutates
+    return drawn | {node for node in flow.rules if facts(node).storages & memory}
 
 
 def changed_state(graph: TracedGraph) -> set[fx.Node]:

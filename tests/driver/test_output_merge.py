@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -160,3 +161,47 @@ def test_a_buffer_that_code_kept_whole_only_reads_is_no_state_that_changes(write
             pipe(x)
     else:
         torch.testing.assert_close(pipe(x), model(x))
+
+
+class Sampled(nn.Module):
+    """Takes features that it draws for all samples, as a sparse attention in evaluation mode does; its samples meet if `is_centered`."""
+
+    def __init__(self, *, is_centered: bool, in_place: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.is_centered, self.in_place = nn.Linear(3, 4), nn.Linear(4, 4), is_centered, in_place
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = torch.zeros(2, dtype=torch.long)
+        if self.in_place:
+            chosen.random_(0, 4)
+        else:
+            chosen = torch.randint(0, 4, (2,))
+        h = self.a(x)
+        if self.is_centered:
+            return (self.b(h - h.cumsum(0))[:, chosen],)
+        return self.b(h)[:, chosen], chosen + 1
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("is_centered", [False, True])
+def test_random_values_that_all_samples_share_are_not_put_together(is_centered: bool, in_place: bool) -> None:
+    """The value of one of the micro-batches was taken: the output was that of no loop and of no whole batch, silently."""
+    model = Sampled(is_centered=is_centered, in_place=in_place).eval()
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=2)
+    why = "random numbers are drawn behind" if is_centered else "every micro-batch draws its own"
+    with pytest.raises(pc.InputError, match=why):
+        pipe(torch.randn(6, 3))
+
+
+def test_rows_that_take_shared_random_values_are_those_of_a_loop() -> None:
+    class Rows(Sampled):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x)[0]
+
+    model, x = Rows(is_centered=False).eval(), torch.randn(6, 3)
+    pipe = pc.compile(model, 2, cost="analytic", devices=["cpu"] * 2, n_microbatches=2)
+    pipe(x)
+    torch.manual_seed(1)
+    wanted = torch.cat([model(part) for part in x.tensor_split(2)])
+    torch.manual_seed(1)
+    assert torch.equal(pipe(x), wanted)
