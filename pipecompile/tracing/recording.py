@@ -45,7 +45,7 @@ from pipecompile.tracing.guards.lifted_state import NOTHING_LIFTED, LiftedState
 from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.interception.module_calls import intercepted
 from pipecompile.tracing.interception.python_builtins import builtin_substitutes
-from pipecompile.tracing.interception.randomness import KnownGenerators, python_draws, refuse_draws
+from pipecompile.tracing.interception.randomness import KnownGenerators, advanced_states, python_draws, refuse_draws
 from pipecompile.tracing.interception.user_functions import builtin_calls_redirected, caches_bypassed, caches_purged
 from pipecompile.tracing.model_pieces import piece_calls_intercepted
 from pipecompile.tracing.node_facts import NodeFacts, set_facts
@@ -208,11 +208,11 @@ class _Attempt:
             caches_purged(), parametrizations_uncached(), model_restored(self.model) as states,
             globals_restored(self.model, tensors=False) as changed, torch.set_grad_enabled(grad), installed,
         ):  # fmt: skip
-            graph = recorder.record(self.inputs)
-            if python_draws(states):
-                states.restore()
+            begun, graph = advanced_states(states), recorder.record(self.inputs)
+            if python_draws(begun):
+                begun.restore()
                 again = Recorder(self.model, symbol, self.device, OpaqueCalls(opaque, symbol), grad=grad)
-                refuse_draws(partial(again.record, self.inputs), self.model, states)
+                refuse_draws(partial(again.record, self.inputs), self.model, begun)
         warn_of_outer_changes(self.model, changed)
         reads = replace(graph.facts.reads, lifted=self.lifted) if graph.facts.reads else None
         graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None, reads=reads)

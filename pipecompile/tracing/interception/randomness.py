@@ -35,6 +35,7 @@ __all__ = [
     "RNG_FUNCTIONS",
     "KnownGenerators",
     "RandomDrawCounter",
+    "advanced_states",
     "draw_refused",
     "draws_random",
     "draws_located",
@@ -142,6 +143,15 @@ def rng_function(function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.empty(torch.default_generator.get_state().numel(), dtype=torch.uint8) if returns_state else None
 
     return call
+
+
+def advanced_states(states: RandomStates) -> RandomStates:
+    """Advance the generators that are not torch's by a draw, and return the states of all sources.
+
+    A call that seeds them itself (`np.random.seed(self.seed)`) ends in the same state each time, which may be that of before: from here it is another.
+    """
+    states.of_python().advance()
+    return RandomStates(states.sources)
 
 
 def python_draws(states: RandomStates) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from pipecompile.torch_private import pytree
 from pipecompile.torch_private.modes import ObservingMode
 from pipecompile.torch_private.operators import schema_of, written_tensors
 from pipecompile.torch_private.storages import footprint, version_of
-from pipecompile.tracing.interception.randomness import draws_random
+from pipecompile.tracing.interception.randomness import advanced_states, draws_random
 from pipecompile.tracing.model_pieces import Piece, piece_calls_intercepted
 from pipecompile.tracing.opaque.function_calls import function_calls_intercepted
 from pipecompile.tracing.opaque.gradient_reads import GradientReads
@@ -216,7 +216,7 @@ class _CallObserver:
         self.saved = SavedBytes(frozenset(self.state))
         self.work: list[KernelWork] = []
         self.draws_random = self.selects = False
-        self.states = RandomStates(kernels.sources)
+        self.states = advanced_states(RandomStates(kernels.sources))
 
     def note_kernel(
         self, func: Any, args: Any, kwargs: Any, read: list[torch.Tensor], result: Any, *, counts_saved: bool

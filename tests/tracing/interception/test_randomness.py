@@ -195,6 +195,28 @@ def test_a_draw_in_a_statement_is_kept_whole_at_its_line() -> None:
     assert not torch.equal(*first)
 
 
+class Seeding(nn.Module):
+    """Seeds the generator itself, as the block attention of BigBird does: all calls end in one state."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        np.random.seed(5)
+        return x[:, np.random.permutation(4)]
+
+
+def test_a_model_that_seeds_the_generator_draws_although_it_ends_in_the_state_of_before() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), Seeding(), Seeding()), torch.randn(2, 4)
+    model(x)
+    graph = pc.trace(model, x)
+    assert {reason.piece.path for reason in graph.facts.kept} == {"1", "2"}
+    assert [facts(node).draws for node in graph.graph.nodes if node.op == "call_module"] == [False, True, True]
+    np.random.seed(1)
+    model(x)
+    wanted = np.random.random()
+    np.random.seed(1)
+    graph(x)
+    assert np.random.random() == wanted
+
+
 def test_a_draw_that_no_statement_has_is_refused_at_its_line() -> None:
     before = RNG.getstate()
     with pytest.raises(TraceError, match=r"draws from a random\.Random") as caught:
