@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -38,9 +38,9 @@ _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "sympy", "numpy", "pip
 
 @dataclass(frozen=True, slots=True)
 class CachedFunction:
-    """A function with a cache. `holder` is the class, or the globals of the module, that has it under `name`."""
+    """A function with a cache. `holder` is the class, the globals of the module, or the variable of a closure, that has it under `name`."""
 
-    holder: dict[str, Any] | type
+    holder: dict[str, Any] | type | CellType
     name: str
     function: functools._lru_cache_wrapper[Any]
 
@@ -137,6 +137,7 @@ class _CodeSearch:
             if is_foreign(value):
                 return inside
             code.functions.append(value)
+            code.caches += _enclosed_caches(value)
             code.objects += [*enclosed, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             return [*inside, *self._named(value, code)]
         if isinstance(value, type):
@@ -188,7 +189,7 @@ class _CodeSearch:
         self._sizes.setdefault(id(holder), (space, len(space)))
         code.objects += values
         for name, value in zip(names, values, strict=True):
-            if isinstance(value, functools._lru_cache_wrapper):
+            if _is_cached(value):
                 code.caches.append(CachedFunction(holder, name, value))
         return values
 
@@ -227,6 +228,17 @@ def _within(value: Any) -> Iterable[Any]:
         return (value.__wrapped__,)
     is_object = callable(value) and not isinstance(value, nn.Module)
     return (type(value),) if is_object and not is_foreign(type(value)) else ()
+
+
+def _enclosed_caches(function: FunctionType) -> list[CachedFunction]:
+    """Return the functions with a cache in the closure of a function, as a decorator of methods keeps them."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    pairs = [(name, cell, cell.cell_contents) for name, cell in cells if has_content(cell)]
+    return [CachedFunction(cell, name, held) for name, cell, held in pairs if _is_cached(held)]
+
+
+def _is_cached(value: Any) -> bool:
+    return isinstance(value, functools._lru_cache_wrapper)
 
 
 def _enclosed(function: FunctionType) -> list[Any]:

@@ -20,7 +20,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 from weakref import WeakSet
 
@@ -168,6 +168,9 @@ def _replace(cached: CachedFunction, function: Any) -> bool:
     """Put `function` where the cached function is found. Return False if its class does not allow this."""
     if isinstance(cached.holder, dict):
         cached.holder[cached.name] = function
+        return True
+    if isinstance(cached.holder, CellType):
+        cached.holder.cell_contents = function
         return True
     try:
         setattr(cached.holder, cached.name, function)

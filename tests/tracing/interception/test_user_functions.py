@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -126,6 +127,43 @@ def test_function_caches_leave_the_batch_size_free_and_learn_no_symbol():
         y = torch.randn(size, 4)
         assert torch.equal(graph(y), model(y))
     assert type(halves((5, 4))[0]) is int
+
+
+def cached_method(function: Any) -> Any:
+    """Keep a cache in a closure, as `compile_compatible_method_lru_cache` of transformers does."""
+    with_cache = functools.lru_cache(maxsize=8)(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return with_cache(*args)
+
+    return wrapper
+
+
+class Positioned(nn.Module):
+    """Adds a table that is cached by the shape of the batch, as the position embeddings of DETR are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.ones = nn.Linear(4, 4), cached_method(lambda shape: torch.ones(shape))
+
+    @cached_method
+    def table(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.arange(shape[1], dtype=torch.float32).expand(shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) + self.table(tuple(x.shape)) * self.ones(tuple(x.shape))
+
+
+def test_caches_in_closures_leave_the_batch_size_free() -> None:
+    model, before = Positioned(), Positioned.table
+    graph = trace(model, torch.randn(3, 4))
+    assert graph.facts.guards == ()
+    for size in (3, 5):
+        y = torch.randn(size, 4)
+        assert torch.equal(graph(y), model(y))
+    assert Positioned.table is before
+    assert type(before.__closure__[-1].cell_contents) is type(halves)
 
 
 def test_live_objects_are_looked_through_only_when_there_is_a_new_cache(monkeypatch: pytest.MonkeyPatch) -> None:
