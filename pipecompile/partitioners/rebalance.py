@@ -16,12 +16,12 @@ from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.machine import Machine
 from pipecompile.partitioners.objective import bottleneck
 
-__all__ = ["divided", "fill_empty_stages"]
+__all__ = ["MAX_SPLITS", "divided", "fill_empty_stages"]
 
 _SLACK = 1 + 1e-9
 """Factor by which the bottleneck may grow: rounding."""
 
-_MAX_SPLITS = 32
+MAX_SPLITS = 32
 """About how many positions are tried at which one stage is divided."""
 
 
@@ -56,23 +56,27 @@ def _with_one_filled(
     return None
 
 
-def divided(assignment: list[int], empty: int, divisible: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the cuts in which a stage is divided, nearest first; stages between it and the empty one shift by one."""
+def divided(
+    assignment: list[int], empty: int, divisible: Sequence[int], splits: int = MAX_SPLITS
+) -> Iterator[list[int]]:
+    """Yield the cuts in which a stage is divided, nearest first; stages between it and the empty one shift by one. About `splits`
+    positions are tried in each.
+    """
     for divided in sorted(divisible, key=lambda s: (abs(s - empty), s)):
         members = [cluster for cluster, s in enumerate(assignment) if s == divided]
         step = 1 if divided < empty else -1
         between = range(divided, empty, step)
         shifted = [s + step if s in between and s != divided else s for s in assignment]
-        for part in _parts(members, step):
+        for part in _parts(members, step, splits):
             candidate = list(shifted)
             for cluster in part:
                 candidate[cluster] += step
             yield candidate
 
 
-def _parts(members: list[int], step: int) -> Iterator[list[int]]:
+def _parts(members: list[int], step: int, splits: int) -> Iterator[list[int]]:
     """Yield the tails (`step` 1) or the heads (`step` -1) of clusters in topological order, halves first."""
     count = len(members)
     positions = sorted(range(1, count), key=lambda position: abs(2 * position - count))
-    for position in positions[:: max(1, len(positions) // _MAX_SPLITS)]:
+    for position in positions[:: max(1, len(positions) // splits)]:
         yield members[position:] if step == 1 else members[:position]

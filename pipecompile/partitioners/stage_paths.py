@@ -10,8 +10,12 @@ these depend on, to an earlier one. Moves that raise the bottleneck are not made
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import le
 from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipecompile.partitioners.clusters import Adjacency, Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges
@@ -89,38 +93,43 @@ def path_moves(
 ) -> Iterator[list[int]]:
     """Yield the cuts of all moves that precedence, pins and pairs apart allow: to the nearest stage first."""
     predecessors, successors = graph
-    for a, b in sorted(stage_edges(clusters, assignment)):
-        waiting = {v for u, v in clusters.arcs if assignment[u] == a and assignment[v] == b}
-        awaited = {u for u, v in clusters.arcs if assignment[u] == a and assignment[v] == b}
-        later, earlier = _reached(waiting, successors), _reached(awaited, predecessors)
-        if any(s == b and v not in later for v, s in enumerate(assignment)):
-            for target in range(b + 1, n_stages):
-                candidate = [max(s, target) if v in later else s for v, s in enumerate(assignment)]
-                if is_legal(clusters, ranges, candidate):
-                    yield candidate
-        if any(s == a and v not in earlier for v, s in enumerate(assignment)):
-            for target in range(a - 1, -1, -1):
-                candidate = [min(s, target) if v in earlier else s for v, s in enumerate(assignment)]
-                if is_legal(clusters, ranges, candidate):
-                    yield candidate
+    stages, n = np.asarray(assignment), len(assignment)
+    earliest, latest = np.asarray(ranges or ([0] * n, [n_stages - 1] * n))
+    between: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for u, v in cut_arcs(clusters, assignment):
+        between.setdefault((assignment[u], assignment[v]), []).append((u, v))
+    for (a, b), arcs in sorted(between.items()):
+        later = _reached({v for _, v in arcs}, successors, n)
+        earlier = _reached({u for u, _ in arcs}, predecessors, n)
+        if (stages[~later] == b).any():
+            targets = range(b + 1, latest[later].min() + 1)
+            yield from _legal(clusters, ranges, (np.where(later, np.maximum(stages, t), stages) for t in targets))
+        if (stages[~earlier] == a).any():
+            targets = range(a - 1, earliest[earlier].max() - 1, -1)
+            yield from _legal(clusters, ranges, (np.where(earlier, np.minimum(stages, t), stages) for t in targets))
 
 
-def _reached(start: set[int], neighbours: Sequence[Sequence[int]]) -> set[int]:
+def _legal(clusters: Clusters, ranges: StageRanges | None, cuts: Iterable[NDArray[np.int64]]) -> Iterator[list[int]]:
+    return (cut for cut in (each.tolist() for each in cuts) if is_legal(clusters, ranges, cut))
+
+
+def _reached(start: set[int], neighbours: Sequence[Sequence[int]], n: int) -> NDArray[np.bool_]:
+    """Return which of n clusters the start leads to, the start included."""
     reached, pending = set(start), list(start)
     while pending:
         for other in neighbours[pending.pop()]:
             if other not in reached:
                 reached.add(other)
                 pending.append(other)
-    return reached
+    found = np.zeros(n, dtype=np.bool_)
+    found[list(reached)] = True
+    return found
 
 
 def is_legal(clusters: Clusters, ranges: StageRanges | None, assignment: Sequence[int]) -> bool:
     """Return whether a cut that respects precedence also respects pins and pairs apart."""
-    pinned = ranges is None or all(
-        low <= s <= high for low, s, high in zip(ranges[0], assignment, ranges[1], strict=True)
-    )
-    return pinned and all(assignment[a] < assignment[b] for a, b in clusters.strict_arcs)
+    is_pinned = ranges is None or (all(map(le, ranges[0], assignment)) and all(map(le, assignment, ranges[1])))
+    return is_pinned and all(assignment[a] < assignment[b] for a, b in clusters.strict_arcs)
 
 
 def carry(assignment: list[int], cluster: int, target: int, along: Sequence[Sequence[int]]) -> None:

@@ -24,7 +24,7 @@ from pipecompile.partitioners.constraints import StageRanges, stage_ranges
 from pipecompile.partitioners.contraction import contract_branches
 from pipecompile.partitioners.dp.chain_partition import cut_order
 from pipecompile.partitioners.dp.strategy import candidate_orders
-from pipecompile.partitioners.rebalance import divided
+from pipecompile.partitioners.rebalance import MAX_SPLITS, divided
 from pipecompile.partitioners.short_cuts import add_short_cuts
 from pipecompile.partitioners.sliding_cuts import sliding_cuts
 from pipecompile.partitioners.stage_paths import carry, is_legal, path_moves, stage_edges
@@ -65,6 +65,9 @@ _ORDERS = 6
 _ANNEALING = 1_200_000
 """Effort of the annealing: about a second."""
 
+_LEAST_SPLITS, _LEAST_DIVIDED = 4, 2
+"""Positions at which a stage is divided, and stages that are, for an empty one, at least."""
+
 _SLID = 3
 """Cuts of linear orders that are improved."""
 
@@ -87,22 +90,38 @@ def step_cuts(objective: StepObjective, start: Sequence[int], ranges: StageRange
         kinds.append(annealed | _improved(objective, _sorted(annealed)[:1], ranges, share))
         every = _merged([*kinds, every])
     chosen = [cut for kind in kinds for cut in islice(_different(objective, _sorted(kind)), most // (len(kinds) + 1))]
-    filled = [_filled(objective, cut, ranges, len(set(start))) for cut in chosen + _sorted(every)[:most]]
+    unfilled = chosen + _sorted(every)[:most]
+    filled = [_filled(objective, cut, ranges, len(set(start)), _WORK // len(unfilled)) for cut in unfilled]
     return _sorted({tuple(cut): objective.score(cut) for cut in islice(_different(objective, filled), most)})
 
 
-def _filled(objective: StepObjective, cut: list[int], ranges: StageRanges | None, used: int) -> list[int]:
+def _filled(objective: StepObjective, cut: list[int], ranges: StageRanges | None, used: int, effort: int) -> list[int]:
     """Return the cut with `used` stages in use: a part of another stage goes to an empty one, where that lengthens the step least."""
+    share = effort // objective.effort // max(1, used - len(set(cut)))
     while len(set(cut)) < used:
-        sizes = Counter(cut)
-        divisible = [stage for stage, size in sizes.items() if size > 1]
-        empty = [stage for stage in range(len(objective.placement)) if stage not in sizes]
-        others = (each for stage in empty for each in divided(cut, stage, divisible))
-        legal = [each for each in others if is_legal(objective.clusters, ranges, each)]
+        legal = [each for each in _divisions(objective, cut, share) if is_legal(objective.clusters, ranges, each)]
         if not legal:
             break
         cut = min(legal, key=objective.score)
     return cut
+
+
+def _divisions(objective: StepObjective, cut: list[int], most: int) -> Iterator[list[int]]:
+    """Yield the cuts in which one stage gives a part to an empty one; if these are more than `most`, then to the nearest empty one, at
+    a few positions, and perhaps of the slowest stages alone.
+    """
+    sizes = Counter(cut)
+    divisible = [stage for stage, size in sizes.items() if size > 1]
+    empty = [stage for stage in range(len(objective.placement)) if stage not in sizes]
+    positions = sum(min(sizes[stage] - 1, MAX_SPLITS) for stage in divisible)
+    if len(empty) * positions <= most:
+        yield from (each for stage in empty for each in divided(cut, stage, divisible))
+        return
+    seconds, splits = objective.stage_times(cut), max(_LEAST_SPLITS, min(MAX_SPLITS, most // len(divisible)))
+    slowest = sorted(divisible, key=lambda stage: -seconds[stage])[: max(_LEAST_DIVIDED, most // splits)]
+    for stage in sorted(slowest):
+        nearest = min(empty, key=lambda other: abs(other - stage))
+        yield from divided(cut, nearest, [stage], splits)
 
 
 def _merged(kinds: Sequence[Estimates]) -> Estimates:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from hypothesis import given, settings
-from partitioners.oracle import brute_force, loads_of, problems
+from partitioners.oracle import brute_force, legal_assignments, loads_of, problems
 
 from pipecompile.partitioners import Node, Problem, partition
-from pipecompile.partitioners.clusters import coarsen
+from pipecompile.partitioners.clusters import adjacency, coarsen
+from pipecompile.partitioners.constraints import stage_ranges
 from pipecompile.partitioners.machine import Machine
-from pipecompile.partitioners.stage_paths import shorten_paths, stage_edges
+from pipecompile.partitioners.stage_paths import is_legal, path_moves, shorten_paths, stage_edges
 
 SUM = Problem(
     (Node("a", 4.0), Node("b", 4.0), Node("sum", 0.5), Node("head", 2.0)),
@@ -61,3 +63,17 @@ def test_the_cut_stays_legal_and_as_good(case):
     result.verify(problem, n_stages)
     loads = loads_of(problem, result.stage_of, n_stages, result.recompute)
     assert max(load for load, _ in loads) <= result.bottleneck * (1 + 1e-9) + 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(direct=True))
+def test_moves_are_legal_and_none_that_ranges_allow_is_left_out(case):
+    problem, n_stages = case
+    clusters, cut = coarsen(problem), next(iter(legal_assignments(problem, n_stages)), None)
+    if cut is None:
+        return
+    start, ranges = [cut[names[0]] for names in clusters.members], stage_ranges(clusters, n_stages)
+    graph = adjacency(clusters)
+    free = path_moves(replace(clusters, strict_arcs=frozenset()), n_stages, start, None, graph)
+    allowed = [each for each in free if is_legal(clusters, ranges, each)]
+    assert list(path_moves(clusters, n_stages, start, ranges, graph)) == allowed

@@ -11,7 +11,7 @@ from pipecompile.partitioners import Node, Problem, Tensor, partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.constraints import stage_ranges
 from pipecompile.partitioners.machine import Machine
-from pipecompile.partitioners.step_cuts import step_cuts
+from pipecompile.partitioners.step_cuts import _divisions, _filled, step_cuts
 from pipecompile.partitioners.step_objective import StepObjective
 from pipecompile.partitioners.verify import verify_assignment
 
@@ -94,3 +94,19 @@ def test_a_cut_uses_as_many_stages_as_the_start_where_fewer_are_shorter():
     objective = StepObjective(coarsen(problem), Machine.of(problem, 3), (0, 1, 2), 8)
     assert objective.score([0] * 6) < objective.score([0, 0, 1, 1, 2, 2])
     assert all(len(set(cut)) == 3 for cut in step_cuts(objective, [0, 0, 1, 1, 2, 2], None, 8))
+
+
+def test_a_deep_model_with_empty_stages_needs_few_estimates():
+    #  600 layers in 4 of 48 stages: all divisions for all empty stages would be 6,688 estimates a round
+    times = tuple(1.0 + v % 3 for v in range(600))
+    nodes = tuple(Node(f"v{v}", time) for v, time in enumerate(times))
+    problem = Problem(nodes, precedence=tuple((f"v{v}", f"v{v + 1}") for v in range(599)))
+    objective = StepObjective(coarsen(problem), Machine.of(problem, 48), tuple(range(48)), 48)
+    cut = [12 * (v // 150) for v in range(600)]
+    assert len(list(_divisions(objective, cut, 10_000))) == 44 * 4 * 38
+    few = list(_divisions(objective, cut, 40))
+    assert 8 <= len(few) <= 48
+    assert all(len(set(each)) == 5 for each in few)
+    filled = _filled(objective, cut, None, 48, 400_000)
+    assert len(set(filled)) == 48
+    assert objective.score(filled) < objective.score(cut)
