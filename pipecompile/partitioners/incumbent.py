@@ -30,10 +30,11 @@ class Progress:
     cut is found. `phase` is one of
 
         orders          dynamic programs along linear orders (dp/chain_partition.py, dp/counted_copies.py)
-        moves           local search (local_search.py)
+        moves           local search (local_search.py), annealing (bottleneck_annealing.py)
         down-sets       dynamic programs over all down-sets (dp/down_sets.py, dp/alike_stages.py)
         windows         stage windows of a target bottleneck (bounds/stage_windows.py)
         filling         stages filled one after another (dp/stage_filling.py, ilp/greedy_fill.py)
+        columns         bound from covers by stages (ilp/column_bound.py)
         program         integer program (ilp/formulation.py)
         neighbourhood   large neighbourhood search (ilp/large_neighbourhood.py)
     """

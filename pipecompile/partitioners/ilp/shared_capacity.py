@@ -9,20 +9,14 @@ strong where every stage moves tensors, as in random graphs, which linear progra
 cluster into every stage, and nothing crosses.
 
 Each tensors(v) is a linear program with precedence: two boundaries, ancestors of v not after and descendants not before.
-
-Weights are refined in rounds. If no stage below T weighs more than 1, and most(v) is the most that one with v weighs, then with each
-weight(v) divided by most(v) no stage weighs more than 1 either, since most(v) is at least the weight of the stage for every v in it.
-The first weights are work(v) / T; if all clusters weigh more than there are stages, no cut is below T. Dual feasible functions of bin
-packing: Alves et al., "Dual-feasible functions for integer programming and combinatorial optimization", 2016.
 """
 
 from __future__ import annotations
 
-from math import fsum, inf
+from math import fsum
 from time import monotonic
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipecompile.partitioners.bounds.separations import Relation, has_time_for_products, separated_pairs
 from pipecompile.partitioners.clusters import Clusters, transitive_closure, transitive_reduction
@@ -31,21 +25,13 @@ from pipecompile.partitioners.ilp.step_variables import StepVariables
 from pipecompile.partitioners.ilp.traffic_rows import add_send_variable
 from pipecompile.partitioners.machine import Machine
 
-__all__ = ["capacity_bound", "refined_bound"]
+__all__ = ["capacity_bound"]
 
 MAX_CLUSTERS = 500
 """Clusters up to which the bound is computed: there is a linear program of them for each, in some tens of milliseconds."""
 
 MIDDLE = 1
 """The stage of an anchor, of three: before, here, after."""
-
-REFINEMENT = 0.002
-"""Relative distance of the first target of a refinement from the bound; doubled while targets are refuted. Random graph 7 of
-`benchmarks/partition_random.py` in 16 stages is bounded 0.2 % higher, in 5 seconds.
-"""
-
-MAX_ROUNDS = 6
-"""Rounds for one target. Of three, the first brought 1.5 % more weight, the last 0.1 %."""
 
 SLACK = 1e-6
 """Error of the solver and of the sums, as a fraction of the target."""
@@ -70,38 +56,6 @@ def capacity_bound(clusters: Clusters, machine: Machine, target: float, deadline
     return _least_target(clusters.time, tensors, speed, target) - SLACK * target
 
 
-def refined_bound(clusters: Clusters, machine: Machine, low: float, target: float, deadline: float) -> float:
-    """Return the highest bound above `low`, in seconds, that refined weights prove by the deadline; at most the target."""
-    n = len(clusters)
-    is_alike = not machine.overlap and machine.min_link_factor > 0 and len(set(machine.speed)) == 1
-    if not is_alike or not low or n > MAX_CLUSTERS or not has_time_for_products(n, 9, deadline):
-        return low
-    closure, step = transitive_closure(clusters), REFINEMENT * low
-    while low < target and monotonic() < deadline:
-        program = _StageProgram(clusters, machine, min(low + step, target), closure, deadline)
-        if not _is_refuted(program, deadline):
-            break
-        low, step = program.target, 2 * step
-    return low
-
-
-def _is_refuted(program: _StageProgram, deadline: float) -> bool:
-    """Return whether refined weights show, by the deadline, that no cut is below the target of a program."""
-    n_stages = len(program.machine)
-    weights = np.array(program.clusters.time) / program.machine.speed[0] / program.target
-    for _ in range(MAX_ROUNDS):
-        before = weights.sum()
-        most = np.array([program.most_weight(v, weights, deadline) if weights[v] else 1.0 for v in range(len(weights))])
-        if (most <= 0).any():  # a cluster that no stage can hold
-            return True
-        weights = weights / np.minimum(most, 1.0)
-        if weights.sum() > n_stages * (1 + SLACK):
-            return True
-        if weights.sum() + 2 * (weights.sum() - before) < n_stages or monotonic() > deadline:
-            return False  # the gains of further rounds fall by half or more
-    return False
-
-
 class _StageProgram:
     """The stage of one anchor at a time, at the highest speed and the least link factor; memory is ignored."""
 
@@ -115,17 +69,6 @@ class _StageProgram:
         mip, _, tensors = self._stage_with(anchor)
         (bound,) = mip.minimise_relaxed([tensors], seconds)
         return min(max(bound - SLACK, 0.0), 1.0) * self.target
-
-    def most_weight(self, anchor: int, weights: NDArray[np.float64], deadline: float) -> float:
-        """Return the most that a stage of at most the target with the anchor weighs: 0 if there is none, infinite after the deadline."""
-        if monotonic() > deadline:
-            return inf
-        mip, steps, _ = self._stage_with(anchor)
-        missing = LinearExpr()
-        for v, weight in enumerate(weights.tolist()):
-            missing.add(steps.in_stage(v, MIDDLE), -weight)
-        (bound,) = mip.minimise_relaxed([missing], deadline - monotonic())
-        return max(SLACK - bound, 0.0)
 
     def _stage_with(self, anchor: int) -> tuple[Mip, StepVariables, LinearExpr]:
         """Return the program of stages of at most the target with the anchor, their step variables and their tensors."""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from partitioners.oracle import brute_force, problems
 
-from pipecompile.partitioners import Node, Problem, Tensor, partition
+from pipecompile.partitioners import Node, Problem, Tensor
 from pipecompile.partitioners.clusters import coarsen
-from pipecompile.partitioners.ilp.shared_capacity import capacity_bound, refined_bound
+from pipecompile.partitioners.ilp.shared_capacity import capacity_bound
 from pipecompile.partitioners.machine import Machine
 
 
@@ -24,28 +24,6 @@ def test_the_bound_is_below_the_optimum(case):
         clusters, machine = coarsen(case[0]), Machine.of(*case)
         for target in (optimum, 1.5 * optimum):
             assert capacity_bound(clusters, machine, target, inf) <= optimum * (1 + 1e-6)
-
-
-@settings(max_examples=60, deadline=None)
-@given(problems(memory=False, max_nodes=6))
-def test_refined_bounds_are_below_the_optimum(case):
-    optimum, _ = brute_force(*case)
-    if 0 < optimum < inf:
-        clusters, machine = coarsen(case[0]), Machine.of(*case)
-        for low in (0.8 * optimum, 0.999 * optimum):
-            assert refined_bound(clusters, machine, low, 1.5 * optimum, inf) <= optimum * (1 + 1e-6)
-
-
-def test_rounds_raise_the_bound_of_the_first_weights():
-    #  of 12 nodes in 4 stages, those of a stage of three do not send to each other only
-    arcs = [(a, b) for a in range(12) for b in range(a + 1, 12) if (a * b + a + b) % 5 == 0]
-    nodes = tuple(Node(f"v{i}", 2.0 + i % 3) for i in range(12))
-    tensors = tuple(Tensor(f"v{a}", (f"v{b}",), 0.5) for a, b in arcs)
-    problem = Problem(nodes, tuple((f"v{a}", f"v{b}") for a, b in arcs), tensors)
-    clusters, machine = coarsen(problem), Machine.of(problem, 4)
-    optimum = partition(problem, 4, gap=0.0).bottleneck
-    first = capacity_bound(clusters, machine, optimum, inf)
-    assert first * 1.004 < refined_bound(clusters, machine, first, optimum, inf) <= optimum * (1 + 1e-6)
 
 
 def pairs(count: int, tensor: float = 1.0) -> Problem:
