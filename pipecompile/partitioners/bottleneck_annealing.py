@@ -62,11 +62,11 @@ def anneal(
         return best
     for number in range(1, _ROUNDS + 1):
         end = begin + (deadline - begin) * number / _ROUNDS
-        best = _Round(clusters, machine, best, ranges, draw).best_before(end)
+        best = _CoolingRound(clusters, machine, best, ranges, draw).best_before(end)
     return best
 
 
-class _Round:
+class _CoolingRound:
     """One round of cooling, from the best cut so far."""
 
     def __init__(
