@@ -20,6 +20,7 @@ from random import Random
 from time import monotonic
 
 from pipecompile.partitioners.clusters import Clusters, transitive_reduction
+from pipecompile.partitioners.ilp.average_stage import add_stage, stage_load
 from pipecompile.partitioners.ilp.one_stage import SOLVER_TOLERANCE
 from pipecompile.partitioners.ilp.solver_backend import LinearExpr, Mip
 from pipecompile.partitioners.ilp.stage_sets import StageSets, mask_of, members_of
@@ -79,7 +80,8 @@ class _Covers:
     """The columns so far, as sets with their loads, and the weights that came nearest to a proof."""
 
     def __init__(self, clusters: Clusters, machine: Machine, assignment: Sequence[int]) -> None:
-        self.clusters, self.n_stages, self.sets = clusters, len(machine), StageSets(clusters, machine)
+        self.clusters, self.machine, self.n_stages = clusters, machine, len(machine)
+        self.sets = StageSets(clusters, machine)
         stages = [mask_of(v for v, s in enumerate(assignment) if s == stage) for stage in range(len(machine))]
         self.singles = [1 << v for v in range(len(clusters))]
         self.columns = {mask: self.sets.load(mask) for mask in [*self.singles, *stages] if mask}
@@ -159,16 +161,10 @@ class _Covers:
         bound is 0, or infinite if the time is over.
         """
         mip, least = Mip(), fsum(weights) / self.n_stages
-        inside = _add_stage(mip, len(self.singles), self.arcs)
-        load, missing = LinearExpr(), LinearExpr()
-        for v, work in enumerate(self.sets.work):
-            load.add(inside[v], work / target)
-            missing.add(inside[v], -weights[v])
-        for flow, (_, _, seconds) in zip(self.clusters.flows, self.sets.flows, strict=True):
-            source, consumers = inside[flow.source], [inside[consumer] for consumer in flow.consumers]
-            load.add(mip.add_maximum(source - consumer for consumer in consumers), seconds / target)
-            load.add(mip.add_maximum(consumer - source for consumer in consumers), seconds / target)
-        mip.add_row(1.0 + SOLVER_TOLERANCE, load)
+        inside, missing = add_stage(mip, len(self.singles), self.arcs), LinearExpr()
+        for v, weight in enumerate(weights):
+            missing.add(inside[v], -weight)
+        mip.add_row(1.0 + SOLVER_TOLERANCE, stage_load(mip, inside, self.clusters, self.machine, target))
         mip.add_row(missing * -1.0, least * (1 - SOLVER_TOLERANCE))
         result = mip.minimise(missing, deadline - monotonic(), gap=MIP_GAP)
         if result.is_interrupted:
@@ -176,20 +172,6 @@ class _Covers:
         if result.values is None:
             return (0.0 if result.is_optimal else inf), None
         return -result.bound, mask_of(v for v, here in enumerate(inside) if here.evaluate(result.values) > 0.5)
-
-
-def _add_stage(mip: Mip, n: int, arcs: Sequence[tuple[int, int]]) -> list[LinearExpr]:
-    """Return 1 for each cluster in the stage, of clusters before it, in it and after it by precedence. Variables for the stage itself,
-    not for its two boundaries, halve the solver's time.
-    """
-    before = [mip.add_variable(integer=True) for _ in range(n)]
-    inside = [mip.add_variable(integer=True) for _ in range(n)]
-    for v in range(n):
-        mip.add_row(1.0, before[v] + inside[v])
-    for a, b in arcs:
-        mip.add_row(before[a], before[b])
-        mip.add_row(before[a] + inside[a], before[b] + inside[b])
-    return inside
 
 
 def _weight(mask: int, weights: Sequence[float]) -> float:

@@ -24,6 +24,7 @@ from pipecompile.partitioners.clusters import Clusters
 from pipecompile.partitioners.dp.down_sets import MAX_PAIRS
 from pipecompile.partitioners.dp.strategy import cut_down_sets_below
 from pipecompile.partitioners.ilp.anchored_stages import anchor_bound
+from pipecompile.partitioners.ilp.average_stage import average_bound
 from pipecompile.partitioners.ilp.boundary_windows import tighten_windows
 from pipecompile.partitioners.ilp.column_bound import column_bound
 from pipecompile.partitioners.ilp.formulation import PartitionModel, build_model
@@ -74,9 +75,14 @@ ANNEALING_SHARE = 6
 CAPACITY_SHARE = 8
 """Divisor of the seconds left that the bound from all stages together may take."""
 
-COLUMN_SHARE = 0.75
-"""Share of the seconds left that the bound from covers by stages may take. Random graphs of 60 to 100 clusters
-(`benchmarks/partition_random.py`) in 16 stages come within 3 % of the best cut in 10 CPU seconds, and within 2 % in 50 to 80.
+AVERAGE_SHARE = 4
+"""Divisor of the seconds left that the bound from one stage of average work may take. Random graphs of 90 to 190 clusters
+(`benchmarks/partition_random.py`) in 16 stages take 2 to 6 CPU seconds, with 190 up to 15.
+"""
+
+COLUMN_SHARE, WIDE = (0.75, 0.25), 8
+"""Share of the seconds left that the bound from covers by stages may take, and that where there are so many clusters for each stage: then it
+is weaker, and better cuts are worth more. Random graphs of 60 to 100 clusters in 16 stages come within 3 % of the best cut in 10 CPU seconds.
 """
 
 ANCHOR_RATIO = 1.5
@@ -127,13 +133,17 @@ def _improve(state: SolverState, attempt: Attempt) -> None:
     state.offer(anneal(state.clusters, state.machine, state.assignment or [], state.ranges, end))
     clusters, machine, end = attempt.clusters, state.machine, monotonic() + state.seconds_left / CAPACITY_SHARE
     state.enter("columns")
-    bound = capacity_bound(clusters, machine, attempt.target, end)
+    high = min(attempt.target, state.target)
+    bound = capacity_bound(clusters, machine, high, end)
     has_tensors = bound > state.lower_bound
     state.raise_bound(bound, "ilp")
     if has_tensors and state.has_gap:
-        cut, high = _on(state, clusters), min(attempt.target, state.target)
-        end = monotonic() + state.seconds_left * COLUMN_SHARE
-        state.raise_bound(column_bound(clusters, machine, cut, state.lower_bound, high, end), "ilp")
+        end = monotonic() + state.seconds_left / AVERAGE_SHARE
+        state.raise_bound(average_bound(clusters, machine, clusters.time, high, end), "ilp")
+    if has_tensors and state.has_gap:
+        share = COLUMN_SHARE[len(clusters) > WIDE * len(machine)]
+        end = monotonic() + share * state.seconds_left
+        state.raise_bound(column_bound(clusters, machine, _on(state, clusters), state.lower_bound, high, end), "ilp")
     if state.bottleneck > ANCHOR_RATIO * state.lower_bound:
         state.raise_bound(anchor_bound(attempt.clusters, state.machine, state.target, state.deadline), "ilp")
     improve_by_neighbourhoods(state, 2, state.seconds_left / 6 + monotonic())
