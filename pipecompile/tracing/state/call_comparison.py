@@ -92,7 +92,9 @@ def _number(source: fx.Node) -> Any:
 
 def _is_made_again(old: fx.Node, new: fx.Node) -> bool:
     """Return whether two attributes of the graph are one value that each call makes: a number of numpy, a lambda, or a method that it looks up."""
-    one, other = (value_of(node) if node.op == "get_attr" else None for node in (old, new))
+    if not old.op == new.op == "get_attr":
+        return False
+    one, other = value_of(old), value_of(new)
     if isinstance(one, HeldObject) and isinstance(other, HeldObject):
         return _made_alike(one.value, other.value)
     return is_same(one, other) or (isinstance(one, (FunctionType, partial, *_METHODS)) and _alike(one, other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -94,3 +95,26 @@ def test_numbers_of_numpy_that_each_call_makes_are_alike() -> None:
     graph = pc.trace(model, x)
     assert torch.equal(graph(x), model(x))
     assert model.kind == "regression"
+
+
+class ReadsTheCallBefore(nn.Module):
+    """Adds another table in its first call than in later ones, which find what the call before has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.left: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cos, sin = torch.arange(4.0).cos(), torch.arange(4.0).sin()
+        table, self.left = sin if self.left is None else self.left, cos
+        return self.layer(x) + table
+
+
+def test_results_of_other_calls_are_not_alike() -> None:
+    """Two results were taken for one value that each call makes: the recording added the table of the first call for ever."""
+    model, x = ReadsTheCallBefore(), torch.randn(4, 4)
+    reference = copy.deepcopy(model)
+    pipe = pc.compile(model, 1, example_args=(x,), n_microbatches=1, cost="analytic")
+    for _ in range(3):
+        torch.testing.assert_close(pipe(x), reference(x))
