@@ -2,7 +2,7 @@
 
     F0  loss writes w, and saves it     F1  loss writes w again     B0  reads the copy that F0 took at its end
 
-The first call saves copies of all tensors near the loss, and notes those that it writes. Later calls save copies of these.
+The first call of a loss notes those of the tensors near it that it writes. Each forward saves copies of these.
 """
 
 from __future__ import annotations
@@ -13,42 +13,58 @@ from typing import Any
 import torch
 
 from pipecompile.runtime.cells.forward_backward import Function
+from pipecompile.runtime.cells.saved_state import state_copied
+from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.state.function_state import roots_near, tensors_held
 from pipecompile.tracing.state.tensor_contents import CopyBeforeWrite, is_same_memory
 
-__all__ = ["LossWrites"]
+__all__ = ["LossWrites", "copying_forward"]
 
 
 class LossWrites:
-    """The tensors of a loss function that a later call of it may write: all of them before its first call, then those that it wrote."""
+    """The tensors of a loss function that its first call has `written`; None before that call."""
 
     def __init__(self, loss_fn: Callable[..., Any]) -> None:
-        self._loss_fn, self._is_known = loss_fn, False
-        self._tensors: Sequence[torch.Tensor] | None = None
+        self._loss_fn = loss_fn
+        self.written: Sequence[torch.Tensor] | None = None
 
-    @property
-    def tensors(self) -> Sequence[torch.Tensor]:
-        if self._tensors is None:
-            held = tensors_held(self._loss_fn, roots_near(self._loss_fn))
-            self._tensors = [one for one in held if one.layout is torch.strided and not one.is_inference()]
-        return self._tensors
+    def near(self) -> list[torch.Tensor]:
+        """Return the tensors that a call may write."""
+        held = tensors_held(self._loss_fn, roots_near(self._loss_fn))
+        return [one for one in held if one.layout is torch.strided and not one.is_inference()]
 
     def watched(self, losses: Function) -> Function:
         """Return the function that computes losses, with its first call watched."""
 
         def function(*arguments: Any) -> Any:
-            return losses(*arguments) if self._is_known else self._watched_call(losses, arguments)
+            return losses(*arguments) if self.written is not None else self._watched_call(losses, arguments)
 
         return function
 
     def _watched_call(self, losses: Function, arguments: tuple[Any, ...]) -> Any:
-        aliases = [(one, one.detach()) for one in self.tensors]
-        guard = CopyBeforeWrite(self.tensors)
+        aliases = [(one, one.detach()) for one in self.near()]
+        guard = CopyBeforeWrite([one for one, _ in aliases])
         with guard:
             result = losses(*arguments)
         moved = {id(one) for one, alias in aliases if not is_same_memory(one, alias)}
         written = guard.copies.keys()
-        self._tensors = [one for one, alias in aliases if id(one) in moved or storage_key(alias) in written]
-        self._is_known = True
+        self.written = [one for one, alias in aliases if id(one) in moved or storage_key(alias) in written]
         return result
+
+
+def copying_forward(run: Run, state: Sequence[torch.Tensor], writes: LossWrites | None) -> Run:
+    """Return an F whose graph saves copies of `state`, and of what the loss behind it writes."""
+
+    def forward(frame: Frame) -> None:
+        ours = () if writes is None else writes.near() if writes.written is None else writes.written
+        if not (state or ours):
+            run(frame)
+            return
+        with state_copied((*state, *ours)) as copied:
+            run(frame)
+            if writes is not None and writes.written is not ours:
+                kept = {id(one) for one in (*state, *(writes.written or ()))}
+                copied[:] = [one for one in copied if id(one) in kept]
+
+    return forward

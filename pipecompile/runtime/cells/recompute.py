@@ -25,6 +25,7 @@ from pipecompile.runtime.cells.forward_backward import Function, SavedGraph, for
 from pipecompile.runtime.cells.gradient_layouts import Layout
 from pipecompile.runtime.cells.kept_gradients import KeptTensor, kept_gradients_noted, pass_on, references
 from pipecompile.runtime.cells.loss_arguments import unwritten
+from pipecompile.runtime.cells.loss_writes import copying_forward
 from pipecompile.runtime.cells.saved_state import flags_restored, state_copied, user_hooks_shielded, write_buffers
 from pipecompile.runtime.cells.side_effects import SideEffects
 from pipecompile.runtime.registers import Frame, Run
@@ -42,7 +43,7 @@ from pipecompile.tracing.state.random_states import (
     generator_sources,
     generators_among,
 )
-from pipecompile.tracing.state.tensor_contents import put_memory_back
+from pipecompile.tracing.state.tensor_contents import moved_memory, put_memory_back
 
 __all__ = ["Recipe", "StageRun", "checkpointed_cell", "kept_apart", "recompute_cell"]
 
@@ -158,15 +159,15 @@ def kept_apart(run: Run, stage: StageRun, *, saves: bool, recomputes: bool) -> R
     """Return an F without recomputation whose state is kept apart from that of others: its graph saves copies of what later forwards
     write, if a backward follows (`saves`), and in a program that `recomputes`, what it draws and changes is noted.
     """
-    effects, writes = stage.effects, stage.effects.loss_writes if saves else None
-    state = effects.reread_buffers if saves else ()
+    effects = stage.effects
+    if saves and (effects.reread_buffers or effects.loss_writes):
+        run = copying_forward(run, effects.reread_buffers, effects.loss_writes)
     is_locked = recomputes and effects.may_draw_on(stage.device)
-    if not (state or writes or is_locked or (stage.log is not None and effects.is_stateful)):
+    if not (is_locked or (stage.log is not None and effects.is_stateful)):
         return run
 
     def forward(frame: Frame) -> None:
-        written = state if writes is None else (*state, *writes.tensors)
-        with stage.noted(), RANDOM_LOCK if is_locked else _UNCHANGED, state_copied(written):
+        with stage.noted(), RANDOM_LOCK if is_locked else _UNCHANGED:
             run(frame)
 
     return forward
@@ -241,7 +242,7 @@ def _tensors_restored(before: Recipe, effects: SideEffects, device: torch.device
             _set_random_state(before.random)
             yield
         finally:
-            put_memory_back(memory)
+            put_memory_back(moved_memory(memory))
             write_buffers(effects.written_buffers, buffers)
             _set_random_state(random)
 

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from pipecompile.torch_private.autograd_engine import saved_tensor_hooks
 from pipecompile.torch_private.storages import preserve_versions, storage_key, version_of
+from pipecompile.tracing.state.tensor_contents import moved_memory
 
 __all__ = ["flags_restored", "state_copied", "user_hooks_shielded", "write_buffers"]
 
@@ -45,31 +46,33 @@ class _Saved:
 
 
 @contextmanager
-def state_copied(state: Iterable[torch.Tensor]) -> Iterator[None]:
+def state_copied(state: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Let autograd save copies of these tensors and their views in this context, and any other tensor as usual. The memory that
     `weight.data = other` gives one of them in this context is its memory, too.
 
-    User hooks get copies of the tensors that they would get without the context.
+    Yield the list of the tensors: those that are not in it when the context ends are not copied. User hooks get copies of the tensors
+    that they would get without the context.
     """
     strided = [tensor for tensor in state if tensor.layout is torch.strided]
     if not strided:
-        yield
+        yield strided
         return
     outer = cast("tuple[Any, Any] | None", saved_tensor_hooks())
-    keys, found = _keys(strided), list[_Saved]()
+    aliases, found = [(one, one.detach()) for one in strided], list[_Saved]()
+    keys = {id(one): storage_key(one) for one in strided}
 
     def packed(tensor: torch.Tensor) -> Any:
         if outer is not None:
-            return outer[0](tensor.detach().clone() if _keys([tensor]) & (keys | _keys(strided)) else tensor)
+            return outer[0](tensor.detach().clone() if _keys([tensor]) & {*keys.values(), *_keys(strided)} else tensor)
         found.append(_Saved(tensor))
         return found[-1]
 
     with saved_tensors_hooks(packed, _Saved.value if outer is None else outer[1]):
-        yield
-    keys |= _keys(strided)
+        yield strided
+    written = {keys[id(one)] for one in strided} | {storage_key(one) for one, _ in moved_memory(aliases)}
     with torch.no_grad():
         for saved in found:
-            if not keys.isdisjoint(_keys([saved.tensor])):
+            if saved.tensor.layout is torch.strided and storage_key(saved.tensor) in written:
                 saved.copy()
 
 

@@ -130,8 +130,8 @@ def with_loss(
 ) -> Function:
     """Return a function of the cell's inputs and the number of samples that gives the loss, and the auxiliary value if any."""
     losses = loss_function(loss_fn, has_aux=has_aux)
-    for watch in (draws, writes):
-        losses = losses if watch is None else watch.watched(losses)
+    if draws is not None and writes is not None:
+        losses = _first_call_watched(losses, draws, writes)
     position = {name: place for place, name in enumerate(inputs)}
     stage_inputs = [position[name] for name in stage.inputs]
     target = position.get(TARGET)
@@ -150,6 +150,21 @@ def with_loss(
         before = versions(passed)
         result = loss_of(output) if target is None else loss_of(output, given[target])
         require_apart(passed, before)
+        return result
+
+    return function
+
+
+def _first_call_watched(losses: Function, draws: LossDraws, writes: LossWrites) -> Function:
+    """Return the function that computes losses, watched until a call has ended."""
+    watched: Function | None = writes.watched(draws.watched(losses))
+
+    def function(*arguments: Any) -> Any:
+        nonlocal watched
+        if watched is None:
+            return losses(*arguments)
+        result = watched(*arguments)
+        watched = None
         return result
 
     return function

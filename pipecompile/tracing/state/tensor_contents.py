@@ -16,7 +16,7 @@ from pipecompile.torch_private.operators import HigherOrderOperator, schema_of
 from pipecompile.torch_private.storages import preserve_versions, storage_key
 from pipecompile.tracing.state.snapshot import tensors_of
 
-__all__ = ["CopyBeforeWrite", "is_same_memory", "put_memory_back", "tensors_restored"]
+__all__ = ["CopyBeforeWrite", "is_same_memory", "moved_memory", "put_memory_back", "tensors_restored"]
 
 
 @contextmanager
@@ -57,6 +57,17 @@ def put_memory_back(memory: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list
     for tensor, before in moved:
         tensor.data = before
     return [tensor for tensor, _ in moved]
+
+
+def moved_memory(memory: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the pairs of real tensors and their aliases, made before, but for those that surely have the same memory. It calls no Python for
+    each tensor, because a step asks for all buffers of BatchNorm layers.
+    """
+    return [
+        (tensor, before)
+        for tensor, before in memory
+        if type(before) is not torch.Tensor or tensor.dtype is not before.dtype or not tensor.is_set_to(before)
+    ]
 
 
 def _put_back(parameter: nn.Parameter, gradient: torch.Tensor | None, required: bool) -> bool:

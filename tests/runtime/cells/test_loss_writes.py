@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 import pipecompile as pc
-from pipecompile.runtime.cells.loss_writes import LossWrites
+from pipecompile.runtime.cells.loss_writes import LossWrites, copying_forward
+from pipecompile.runtime.cells.saved_state import _Saved
 from tests.support.eager import accumulate, assert_same
 
 
@@ -72,6 +74,49 @@ def test_the_first_call_finds_what_is_written() -> None:
     loss_fn = Prototypes(_through_data)
     loss_fn.other = nn.Parameter(torch.ones(2))
     writes = LossWrites(loss_fn)
-    assert {*map(id, writes.tensors)} == {id(loss_fn.weight), id(loss_fn.other)}
+    assert {*map(id, writes.near())} == {id(loss_fn.weight), id(loss_fn.other)}
     writes.watched(loss_fn)(torch.ones(1, 4).double(), torch.ones(1, 4).double())
-    assert [*map(id, writes.tensors)] == [id(loss_fn.weight)]
+    assert writes.written is not None
+    assert [*map(id, writes.written)] == [id(loss_fn.weight)]
+
+
+class Perceptual(nn.Module):
+    """A loss with a network of its own, which it does not write; with `is_clamped`, with a weight that it writes."""
+
+    def __init__(self, *, is_clamped: bool) -> None:
+        super().__init__()
+        self.features, self.is_clamped = nn.Linear(4, 4).requires_grad_(False), is_clamped
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if self.is_clamped:
+            self.scale.data.clamp_(0, 1)
+        return (self.features(output) * self.scale - target).square().mean()
+
+
+@pytest.mark.parametrize("is_clamped", [False, True])
+def test_a_forward_copies_only_what_the_loss_writes(is_clamped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first forward copied all that is near the loss: the weights of its network."""
+    sizes = list[int]()
+    copy_of = _Saved.copy
+    monkeypatch.setattr(_Saved, "copy", lambda saved: (sizes.append(saved.tensor.numel()), copy_of(saved)))
+    x, target = torch.randn(8, 8), torch.randn(8, 4)
+    loss_fn = Perceptual(is_clamped=is_clamped)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    pipe = pc.compile(model, 2, example_args=(x,), n_microbatches=4, loss_fn=loss_fn, cost="analytic")
+    for _ in range(2):
+        pipe.step(x, target=target)
+    assert sizes == [4] * 8 * is_clamped
+
+
+def test_a_warm_forward_calls_nothing_for_a_loss_that_writes_nothing() -> None:
+    """Each F of the last stage entered two contexts, for nothing."""
+    writes, names = LossWrites(functional.mse_loss), list[str]()
+    writes.written = []
+    forward = copying_forward(lambda _: None, (), writes)
+    sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        forward(None)  # type: ignore[arg-type]
+    finally:
+        sys.setprofile(None)
+    assert names == ["forward", "<lambda>"]
