@@ -79,7 +79,7 @@ def _joined(
     """Return a specialization, with the merge rules of its outputs and of what it leaves on the model."""
     form.outputs.join(rules, tail)
     form.outputs.left = left_rules(flow)
-    warn_of_repeated(form.graph, form.outputs.left, context.warnings)
+    warn_of_repeated(form.graph, context.model, form.outputs.left, context.warnings)
     return form
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from pipecompile.driver.warnings_once import WarningsOnce
+from pipecompile.graph.cross_sample import norms_by_node
 from pipecompile.graph.left_rules import LeftRule
 from pipecompile.torch_private.fx_graphs import target_text
 from pipecompile.tracing.emit.value_nodes import CONSTANT
@@ -26,10 +27,10 @@ _NAMED = 4
 """Names in a warning, of a model that has such state in each layer."""
 
 
-def warn_of_repeated(graph: TracedGraph, left: Sequence[LeftRule], warnings: WarningsOnce) -> None:
-    """Warn of tensors that the graph changes in place, and of what it leaves on the model and no rule merges."""
+def warn_of_repeated(graph: TracedGraph, model: nn.Module, left: Sequence[LeftRule], warnings: WarningsOnce) -> None:
+    """Warn of tensors that the graph of a model changes in place, and of what it leaves on the model and no rule merges."""
     hint = "Try n_microbatches=1, or pipe.model(x)"
-    if names := repeated_changes(graph):
+    if names := repeated_changes(graph, model):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         warnings.once(
             "repeated",
@@ -44,15 +45,19 @@ def warn_of_repeated(graph: TracedGraph, left: Sequence[LeftRule], warnings: War
             )
 
 
-def repeated_changes(graph: TracedGraph) -> list[str]:
-    """Return the names of parameters and buffers that calls of a graph change in place, such that a second call changes them again.
+def repeated_changes(graph: TracedGraph, model: nn.Module) -> list[str]:
+    """Return the names of parameters and buffers that calls of the graph of a model change in place, such that a second call changes them
+    again.
 
-    Layers are left out: BatchNorm has a warning of its own. Of submodules kept whole, the parameters are known that they have written.
+    Layers are left out, and buffers of BatchNorm layers of the user's own classes: BatchNorm has a warning of its own. Of submodules kept
+    whole, the parameters are known that they have written.
     """
     owned = [node for node in graph.graph.nodes if node.op == "get_attr"]
     written = frozenset[int]().union(*(facts(node).mutates for node in graph.graph.nodes if _is_repeated(graph, node)))
     found = {str(node.target) for node in owned if facts(node).storages & written}
-    names = {name for name in found if not name.startswith(CONSTANT)}
+    statistics = {id(one) for layer in norms_by_node(graph, model).values() for one in layer.buffers()}
+    normed = {name for name, one in model.named_buffers(remove_duplicate=False) if id(one) in statistics}
+    names = {name for name in found - normed if not name.startswith(CONSTANT)}
     names |= set(graph.facts.carried.names) if graph.facts.carried and names != found else set()
     pieces = {path: one for path, one in graph.named_modules() if isinstance(one, OpaqueModule)}
     by_pieces = {id(tensor) for piece in pieces.values() for tensor in piece.written}

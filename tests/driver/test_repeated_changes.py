@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import pipecompile as pc
 from pipecompile.driver.repeated_changes import repeated_changes
@@ -77,8 +79,8 @@ class Carries(Net):
         self.state = (h + self.state).detach().mean(0)
 
 
-def messages(model: nn.Module) -> list[str]:
-    pipe = pc.compile(model, 1, n_microbatches=2, cost="analytic", devices=["cpu"])
+def messages(model: nn.Module, **options: Any) -> list[str]:
+    pipe = pc.compile(model, 1, n_microbatches=2, cost="analytic", devices=["cpu"], **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pipe(torch.randn(6, 4))
@@ -106,5 +108,29 @@ def test_what_cannot_be_merged_is_warned_of() -> None:
 
 
 def test_a_change_that_repeats_nothing_is_not() -> None:
-    assert repeated_changes(pc.trace(Clamps(), torch.randn(4, 4))) == []
-    assert messages(Clamps()) == []
+    model = Clamps()
+    assert repeated_changes(pc.trace(model, torch.randn(4, 4)), model) == []
+    assert messages(model) == []
+
+
+class _NormAct(nn.BatchNorm1d):
+    """A BatchNorm layer with a forward of its own, as those of timm are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_batches_tracked.add_(1)
+        mean, variance = self.running_mean, self.running_var
+        return functional.batch_norm(x, mean, variance, self.weight, self.bias, True, 0.1).relu()
+
+
+class Normalises(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), _NormAct(4))
+
+
+@pytest.mark.parametrize("batch_norm", [None, "each", "deferred"])
+def test_batch_norm_has_a_warning_of_its_own(batch_norm: str | None) -> None:
+    """Every model of timm got a second one, with `batch_norm="each"` too, by which users say that they know."""
+    found = messages(Normalises(), batch_norm=batch_norm)
+    assert len(found) == (batch_norm is None)
+    assert all("running statistics once per micro-batch" in one for one in found)
