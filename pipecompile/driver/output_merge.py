@@ -24,7 +24,7 @@ from pipecompile.graph.batch_decisions import deciding_lines
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.batch_rows import batch_dim_of
 from pipecompile.graph.fixed_batch import UNPROVEN, fixed_rules
-from pipecompile.graph.left_rules import left_rules
+from pipecompile.graph.left_rules import LeftRule, fixed_left_rules, left_rules
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.output_merging import join_rules
 from pipecompile.graph.stages import routes, split
@@ -50,8 +50,7 @@ def merging_specialization(
         fixed = fixed_output_rules(specialization, batch, options, context)
         if any(rule.reason == UNPROVEN for rule in fixed):
             context.warnings.unproven("its first line")
-        specialization.outputs.join(fixed)
-        return specialization
+        return _joined(specialization, fixed, fixed_left_rules(graph), context)
     for line in deciding_lines(graph):
         context.warnings.deciding(line)
     flow = specialization.flow
@@ -60,25 +59,25 @@ def merging_specialization(
         context.warnings.unproven(line_of(facts(node).source) or node.name)
     rules = _settled(flow, arguments, specialization, context)
     if all(rule.kind is not MergeKind.COMPUTED for rule in rules):
-        return _joined(specialization, rules, flow, context)
+        return _joined(specialization, rules, left_rules(flow), context)
     ends = [node for node, rule in zip(arguments, rules, strict=True) if rule.kind is MergeKind.COMPUTED]
     others = [node for node in arguments if isinstance(node, fx.Node) and node not in ends]
     tail = WholeBatchTail.of(flow, ends, others, specialization.stage_devices[-1])
     _announce(flow, ends, options, context)
     form = _without_tail(specialization, tail, others, options, context)
-    return _joined(form, rules, flow, context, tail)
+    return _joined(form, rules, left_rules(flow), context, tail)
 
 
 def _joined(
     form: Specialization,
     rules: Sequence[MergeRule],
-    flow: BatchFlow,
+    left: tuple[LeftRule, ...],
     context: CompileContext,
     tail: WholeBatchTail | None = None,
 ) -> Specialization:
     """Return a specialization, with the merge rules of its outputs and of what it leaves on the model."""
     form.outputs.join(rules, tail)
-    form.outputs.left = left_rules(flow)
+    form.outputs.left = left
     warn_of_repeated(form.graph, context.model, form.outputs.left, context.warnings)
     return form
 

@@ -19,9 +19,10 @@ from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.state.effect_places import EffectPlace
+from pipecompile.tracing.traced_graph import TracedGraph
 from pipecompile.tracing.user_source import line_of
 
-__all__ = ["LeftRule", "left_rules"]
+__all__ = ["LeftRule", "fixed_left_rules", "left_rules"]
 
 _SAME = MergeRule(MergeKind.SAME)
 
@@ -29,7 +30,7 @@ _SAME = MergeRule(MergeKind.SAME)
 @dataclass(frozen=True, slots=True)
 class LeftRule:
     """The rules for the leaves of what an effect node leaves at a place; () for a count, of which the first micro-batch decides. `line` is the
-    user's line that computes a leaf that no rule merges, "" if all merge.
+    user's line that computes a leaf that no rule merges, or the reason, "" if all merge.
     """
 
     place: EffectPlace
@@ -40,6 +41,28 @@ class LeftRule:
 def left_rules(flow: BatchFlow) -> tuple[LeftRule, ...]:
     """Return the rules of the effect nodes of a graph, but for sums of sizes, which micro-batches add up as the mini-batch does."""
     return tuple(_rules(flow))
+
+
+def fixed_left_rules(graph: TracedGraph) -> tuple[LeftRule, ...]:
+    """Return the rules of the effect nodes of a graph for one batch size. No rule merges counts, whose steps may be batch sizes, and what is
+    computed from the inputs.
+    """
+    nodes = [node for node in graph.graph.nodes if hasattr(node.target, "place")]
+    given = _computed_from_inputs(graph)
+    return tuple(LeftRule(one.target.place, line=_FIXED) for one in nodes if one.target.place.is_count or one in given)
+
+
+_FIXED = "the model's decision on the batch size"
+
+
+def _computed_from_inputs(graph: TracedGraph) -> set[fx.Node]:
+    """Return the nodes with an input of the graph that is a tensor among their ancestors."""
+    found = set[fx.Node]()
+    for node in graph.graph.nodes:
+        is_input = node.op == "placeholder" and isinstance(value_of(node), torch.Tensor)
+        if is_input or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _rules(flow: BatchFlow) -> Iterator[LeftRule]:

@@ -38,11 +38,13 @@ def left_merged(rules: Sequence[LeftRule], sizes: Sequence[int]) -> Iterator[Non
 
 def _merge(rule: LeftRule, left: Sequence[EffectNote], sizes: Sequence[int]) -> None:
     place = rule.place
+    if rule.line:
+        return
     if place.is_count:
         place.put(left[0].after)
         return
     flat = [flatten_containers(note.value) for note in left]
-    if rule.line or any(len(leaves) != len(rule.leaves) for leaves, _ in flat):
+    if any(len(leaves) != len(rule.leaves) for leaves, _ in flat):
         return
     columns = zip(rule.leaves, *(leaves for leaves, _ in flat), strict=True)
     merged = pytree.tree_unflatten([_merged(column, one, sizes) for one, *column in columns], flat[0][1])

@@ -134,3 +134,34 @@ def test_batch_norm_has_a_warning_of_its_own(batch_norm: str | None) -> None:
     found = messages(Normalises(), batch_norm=batch_norm)
     assert len(found) == (batch_norm is None)
     assert all("running statistics once per micro-batch" in one for one in found)
+
+
+class Decides(Net):
+    """Is recorded for each batch size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.latest = 0, torch.zeros(1)
+
+    def change(self, h: torch.Tensor) -> None:
+        self.scale = torch.ones(3) if len(h) == 3 else torch.zeros(3)
+
+
+class LeavesFeatures(Decides):
+    def change(self, h: torch.Tensor) -> None:
+        super().change(h)
+        self.latest = h.detach()
+
+
+class CountsCalls(Decides):
+    def change(self, h: torch.Tensor) -> None:
+        super().change(h)
+        self.seen += 1
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Decides, ""), (LeavesFeatures, "latest"), (CountsCalls, "seen")])
+def test_what_a_recording_for_one_batch_size_leaves_is_warned_of(kind: type[Net], name: str) -> None:
+    """It was that of the last micro-batch, or of all, without a word."""
+    found = [one for one in messages(kind()) if "cannot be put together" in one]
+    assert len(found) == bool(name)
+    assert all(one.startswith(f"what forward leaves in {name!r} ") for one in found)
