@@ -7,6 +7,7 @@ self.calls += 1                                        what the first micro-batc
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,11 @@ class LeftRule:
     place: EffectPlace
     leaves: tuple[MergeRule, ...] = ()
     line: str = ""
+
+    @property
+    def is_queue(self) -> bool:
+        """Return whether items are appended to a deque."""
+        return self.place.key is None and isinstance(self.place.container, deque)
 
 
 def left_rules(flow: BatchFlow) -> tuple[LeftRule, ...]:

@@ -5,8 +5,10 @@ F0  self.attention = a0     F1  self.attention = a1     end of the call  self.at
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -28,15 +30,17 @@ def left_merged(rules: Sequence[LeftRule], sizes: Sequence[int]) -> Iterator[Non
     if len(sizes) == 1 or not rules:
         yield
         return
+    before = {id(one.place): list(one.place.container) for one in rules if one.is_queue}
     with effects_noted() as notes:
         yield
     for rule in rules:
         left = notes.get(id(rule.place), [])
         if len(left) == len(sizes):
-            _merge(rule, left, sizes)
+            _merge(rule, left, sizes, before.get(id(rule.place), []))
 
 
-def _merge(rule: LeftRule, left: Sequence[EffectNote], sizes: Sequence[int]) -> None:
+def _merge(rule: LeftRule, left: Sequence[EffectNote], sizes: Sequence[int], before: Sequence[Any]) -> None:
+    """Put what a rule merges where micro-batches have left it. `before` are the items that a queue had: with a limit, it has dropped them."""
     place = rule.place
     if rule.line:
         return
@@ -50,6 +54,8 @@ def _merge(rule: LeftRule, left: Sequence[EffectNote], sizes: Sequence[int]) -> 
     merged = pytree.tree_unflatten([_merged(column, one, sizes) for one, *column in columns], flat[0][1])
     if place.key is not None or left[0].is_whole:
         place.put(merged)
+    elif rule.is_queue:
+        _put_in_queue(place.container, before, [item for note in left for item in note.value], merged)
     elif isinstance(place.container, list):
         _put_last(place.container, [item for note in left for item in note.value], merged)
 
@@ -67,3 +73,11 @@ def _put_last(container: list[Any], items: Sequence[Any], merged: Sequence[Any])
     first = len(container) - len(items)
     if first >= 0 and all(one is other for one, other in zip(container[first:], items, strict=True)):
         container[first:] = merged
+
+
+def _put_in_queue(container: deque[Any], before: Sequence[Any], items: Sequence[Any], merged: Sequence[Any]) -> None:
+    """Give a queue the items of before and the merged ones, if it has nothing but the items of before and those of micro-batches."""
+    expected = deque((*before, *items), container.maxlen)
+    if len(container) == len(expected) and all(map(is_, container, expected)):
+        container.clear()
+        container.extend((*before, *merged))

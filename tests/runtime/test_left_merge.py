@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -57,6 +58,18 @@ class Refills(Net):
         self.seen.append(h.detach())
 
 
+class Queues(Net):
+    """Keeps the latest tensors: those of micro-batches drop what the call before has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = deque(maxlen=3)
+
+    def leave(self, h: torch.Tensor) -> None:
+        self.seen.append(h.detach())
+        self.seen.append(h.detach() * 2)
+
+
 class Counts(Net):
     def leave(self, h: torch.Tensor) -> None:
         self.calls += 1
@@ -64,11 +77,11 @@ class Counts(Net):
 
 
 def left_on(model: Net) -> object:
-    return [model.shown, getattr(model, "last", None), model.seen, model.calls, model.rows]
+    return [model.shown, getattr(model, "last", None), list(model.seen), model.calls, model.rows]
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("make", [InBuffer, InAttribute, WithTime, Appends, Refills, Counts])
+@pytest.mark.parametrize("make", [InBuffer, InAttribute, WithTime, Appends, Queues, Refills, Counts])
 def test_a_call_leaves_what_the_model_leaves(make: Callable[[], Net], grad: bool) -> None:
     torch.manual_seed(0)
     model, x = make(), torch.randn(10, 4)
