@@ -30,6 +30,7 @@ from pipecompile.driver.phases import check_division, specialize
 from pipecompile.driver.recording_checks import RecordingChecks, obstacle
 from pipecompile.driver.signature import Signature, signature_of, signatures_of
 from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.tables_of_model import TablesOfModel
 from pipecompile.driver.unwatched import unwatched
 from pipecompile.errors import InputError, PlanError
 from pipecompile.graph.cross_sample import has_batch_norm
@@ -54,6 +55,7 @@ class CompileCache:
         self.entries: list[Specialization] = []
         self._hits = self.traces = self._evictions = 0
         self.listed = ListedPrograms(self.context)
+        self.tables = TablesOfModel(is_active=self.context.rebound.is_active)
         self.context.warnings.check_options(options)
 
     def __bool__(self) -> bool:
@@ -134,6 +136,15 @@ class CompileCache:
             self._note_use(one)
         return tuple(next(one for known, one in found if known == kind) for kind in kinds)
 
+    def find_listed(self, listed: MicrobatchList) -> tuple[Specialization, ...]:
+        """Return the specialization of each micro-batch of a list that is about to run. Later ones find the tables that earlier ones leave."""
+        found = self.find_each(listed)
+        if len({one.number for one in found}) > 1:
+            for place, samples in enumerate(listed.sizes):
+                if self.tables.leave(found[place], self.entries, samples):
+                    found = self.find_each(listed)
+        return found
+
     def _note_use(self, specialization: Specialization) -> None:
         """Count a mini-batch, and make the specialization the last used; one that was dropped meanwhile serves this once."""
         self.context.backend.used(specialization.number)
@@ -167,6 +178,10 @@ class CompileCache:
         if specialization.calls >= specialization.check_at[torch.is_grad_enabled()]:
             with unwatched(), self.context.backend.without_collectives(self.model, self.options):
                 self.checks.run(specialization, batch, arrivals)
+        if specialization.facts.tables:
+            latest = self.entries[-1]
+            owner = latest if latest.merging is specialization else specialization
+            self.tables.leave(owner, self.entries, batch.sizes[0])
 
     def explain(self) -> Recordings:
         """Return a row per specialization, the last used first, and how often they served."""
@@ -225,6 +240,9 @@ class CompileCache:
             changing.forget(changes)
             raise
         specialization.changes, specialization.is_divided = changes, len(batch.sizes) > 1 and not batch.is_listed
+        if self.tables.take_off_replaced(specialization, self.entries):
+            self.entries.remove(specialization)
+            return self._lookup(signature, batch.sizes) or self._compile(batch, signature)
         return specialization
 
     def _drop_replaced(self) -> list[Specialization]:

@@ -127,7 +127,7 @@ class ListedSteps:
         options = self.cache.options
         trains = options.is_training_now
         with torch.set_grad_enabled(trains):
-            recordings = self.cache.find_each(listed)
+            recordings = self.cache.find_listed(listed)
         self.cache.check_values()
         self.cache.context.warnings.drop_delayed()
         for one in recordings:
@@ -193,7 +193,7 @@ class ListedSteps:
 
     def call(self, listed: MicrobatchList) -> Any:
         """Return the model's output for each micro-batch; of the parts of one mini-batch, put together."""
-        recordings = self.cache.find_each(listed)
+        recordings = self.cache.find_listed(listed)
         rules = joined_rules(recordings) if listed.is_split else ()
         self.cache.check_values()
         tensors = [leaf for call in listed.calls for leaf in call.tensors]

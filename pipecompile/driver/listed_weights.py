@@ -15,7 +15,8 @@ from pipecompile.batching.microbatches import LossDivisor, Weights, loss_weights
 from pipecompile.driver.compile_context import CompileContext
 from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.loss_shares import COUNTED, find_count
-from pipecompile.driver.specialization import Specialization, target_kind
+from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.target_values import target_kind
 from pipecompile.ir import TARGET
 from pipecompile.options import Options
 

@@ -27,7 +27,8 @@ from pipecompile.driver.loss_reads import refuse_written
 from pipecompile.driver.loss_recording import record_loss
 from pipecompile.driver.measured_shares import MeasuredShares
 from pipecompile.driver.model_losses import analyse_numbers
-from pipecompile.driver.specialization import Specialization, target_kind
+from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.target_values import target_kind
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.loss_counts import loss_count

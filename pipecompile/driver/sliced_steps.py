@@ -19,8 +19,9 @@ from pipecompile.driver.programs import step_executable
 from pipecompile.driver.slice_probe import compare_losses, compare_outputs
 from pipecompile.driver.sliced_losses import analyse_loss, slice_weights
 from pipecompile.driver.sliced_stages import SlicedStages, slice_stages
-from pipecompile.driver.specialization import Specialization, target_kind
+from pipecompile.driver.specialization import Specialization
 from pipecompile.driver.step_arrivals import Arrivals, add_loss_gradients, check_target, counted_arrivals
+from pipecompile.driver.target_values import target_kind
 from pipecompile.driver.unwatched import unwatched
 from pipecompile.errors import PlanError
 from pipecompile.ir import LOSS, TARGET

@@ -6,18 +6,19 @@ the batch. `phases.specialize` makes them, the compile cache keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from pipecompile.batching.containers import flatten_containers
 from pipecompile.batching.microbatches import LossDivisor, MiniBatch, Weights, loss_weights
 from pipecompile.driver.cache_report import Recording
+from pipecompile.driver.left_tables import LeftTables
 from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.phase_log import PhaseLog
 from pipecompile.driver.signature import Signature, is_served
+from pipecompile.driver.target_values import target_kind, target_values
 from pipecompile.errors import InputError
 from pipecompile.graph.batch_flow import BatchFlow
 from pipecompile.graph.cross_sample import single_value_norm
@@ -57,7 +58,8 @@ class Specialization:
     there was one (output_merge.py). `losses` has the analysis of the loss for each kind of target, `counts` that of the loss of a
     micro-batch that is not cut (listed_weights.py). `is_loss_tried` says that a step over a list has looked for what the loss reads
     (loss_reads.py). `slicing` has the stages for slices of sequences (sliced_stages.py), by the number of slices per micro-batch. A
-    specialization of slices has `states`, one per stage, which the stage reads.
+    specialization of slices has `states`, one per stage, which the stage reads. `tables` are those that its first run leaves on the
+    model; with them there, `bare_guards` are the guards on the state without them.
     """
 
     graph: TracedGraph
@@ -87,6 +89,8 @@ class Specialization:
     losses: dict[Any, LossAnalysis] = field(default_factory=dict)
     counts: dict[Any, LossAnalysis] = field(default_factory=dict)
     facts: GraphFacts = field(init=False)
+    tables: LeftTables = field(init=False)
+    bare_guards: StateGuards | None = field(default=None, init=False)
     inputs: tuple[str, ...] = field(init=False)
     stage_devices: tuple[torch.device, ...] = field(init=False)
     single_value_norm: str = field(init=False)
@@ -97,7 +101,7 @@ class Specialization:
     _outputs: Outputs | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.facts = self.graph.facts
+        self.facts, self.tables = self.graph.facts, LeftTables(self.graph)
         self.inputs = tuple(node.name for node in self.graph.graph.nodes if node.op == "placeholder")
         self.stage_devices = tuple(self.options.devices[device] for device in self.plan.placement)
         self.single_value_norm = single_value_norm(self.graph)
@@ -142,7 +146,23 @@ class Specialization:
             return False
         if self.broken_guard(sizes) is not None:
             return False
-        return self.guards is None or self.guards.fetch.is_unchanged() or self.guards.hold()
+        return self.is_of_state()
+
+    def is_of_state(self) -> bool:
+        """Return whether this recording is right for the present state of the model: what it read is as it was, or has its own tables."""
+        if self.guards is None or ((self.guards.fetch.is_unchanged() or self.guards.hold()) and self.tables.hold()):
+            return True
+        if self.bare_guards is None or not self.bare_guards.hold():
+            return False
+        self.guards, self.bare_guards = self.bare_guards, None
+        self.tables.forget()
+        return True
+
+    def take_state(self) -> None:
+        """Serve for the present state of the model too, which has other tables than the recorded state."""
+        if self.guards is not None and self.facts.reads is not None:
+            self.bare_guards = self.bare_guards or self.guards
+            self.guards = replace(self.facts.reads, lifted=self.guards.lifted).guards()
 
     def is_of(self, signature: Signature) -> bool:
         """Return whether this recording is for calls with this signature."""
@@ -206,7 +226,7 @@ class Specialization:
         count = len(batch.sizes)
         targets = arrivals.get((TARGET, False), [None] * count)
         parts = [
-            {**{name: arrivals[name, False][m] for name in self.inputs}, **_target_values(targets[m])}
+            {**{name: arrivals[name, False][m] for name in self.inputs}, **target_values(targets[m])}
             for m in range(count)
         ]
         return self.whole_values(batch, target), parts
@@ -222,7 +242,7 @@ class Specialization:
 
     def whole_values(self, batch: MiniBatch, target: Any) -> dict[str, Any]:
         """Return the inputs and the target of the mini-batch, and the target's leaves, by name."""
-        return {**dict(zip(self.inputs, batch.whole.leaves, strict=False)), **_target_values(target)}
+        return {**dict(zip(self.inputs, batch.whole.leaves, strict=False)), **target_values(target)}
 
     def report(self) -> Recording:
         """Return the row of `pipe.explain()`."""
@@ -278,23 +298,3 @@ class Specialization:
                 "step needs a loss: the model's output is not a scalar, and has no attribute `loss`",
                 hint="compile(..., loss_fn=torch.nn.functional.cross_entropy)",
             )
-
-
-def target_kind(target: Any) -> Any:
-    """Return what the analysis of a loss depends on: structure, dtypes and numbers of dimensions of a target, and its plain values."""
-    if target is None or isinstance(target, torch.Tensor):
-        return None if target is None else (target.dtype, target.dim())
-    leaves, spec = flatten_containers(target)
-    kinds = [(leaf.dtype, leaf.dim()) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves]
-    return spec, *(kind if isinstance(kind[1], Hashable) else kind[:1] for kind in kinds)
-
-
-def _target_values(target: Any) -> dict[str, Any]:
-    """Return a target and its leaves, by name."""
-    if isinstance(target, torch.Tensor):
-        return {TARGET: target, _FIRST_LEAF: target}
-    leaves = [] if target is None else flatten_containers(target)[0]
-    return {TARGET: target, **{f"{TARGET}:{place}": leaf for place, leaf in enumerate(leaves)}}
-
-
-_FIRST_LEAF = f"{TARGET}:0"

@@ -19,7 +19,8 @@ from pipecompile.driver.compile_cache import CompileCache
 from pipecompile.driver.loss_analysis import LossAnalysis
 from pipecompile.driver.loss_shares import find_loss, weigh_copy
 from pipecompile.driver.output_merge import fixed_output_rules
-from pipecompile.driver.specialization import Specialization, target_kind
+from pipecompile.driver.specialization import Specialization
+from pipecompile.driver.target_values import target_kind
 from pipecompile.driver.unwatched import unwatched
 from pipecompile.errors import InputError
 from pipecompile.ir import LOSS, TARGET

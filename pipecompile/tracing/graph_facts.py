@@ -14,6 +14,7 @@ from pipecompile.tracing.fakes.batch_symbol import Guard
 from pipecompile.tracing.guards.state_guards import RecordedReads
 from pipecompile.tracing.opaque.attempts import OpaqueReason
 from pipecompile.tracing.state.carried_state import CarriedFacts
+from pipecompile.tracing.state.made_tables import MadeTable
 
 __all__ = ["GraphFacts", "Ties"]
 
@@ -45,6 +46,7 @@ class GraphFacts:
     grad_mode   the grad mode that the graph is right for; None if it is right for both
     ties        the nodes that must share a stage; None until `prepare` has computed the ties
     reads       the state that the recording read beyond its inputs; None for a graph that was read from its text
+    tables      the tables that every run makes anew, and that the model keeps once they are made
     noticed_at  the user's line that saw that a value is fake, after which the model may take another way; "" if none did
     """
 
@@ -64,3 +66,4 @@ class GraphFacts:
     ties: Ties | None = None
     reads: RecordedReads | None = None
     noticed_at: str = ""
+    tables: tuple[MadeTable, ...] = ()

@@ -244,7 +244,7 @@ class Recorder(CallRecorder):
             graph = assemble_graph(self, inputs, output)
             self.twins.release()
             reads = RecordedReads(self.model, self.reads, self.leftovers.written, others=given, asked=self.asked)
-            graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at)
+            graph.facts = replace(graph.facts, reads=reads, noticed_at=self.noticed_at, tables=self.leftovers.tables)
             return graph
         except Exception as error:
             fault = self.leftovers.of_hooks.reason_of(as_trace_error(error, self.model))

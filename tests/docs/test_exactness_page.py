@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipecompile.distributed.agreement import first_values, state_of_copies, update_differences, weights_of_copies
-from pipecompile.driver import compile_context, left_on_ranks, loss_reads, repeated_changes
+from pipecompile.driver import compile_context, left_on_ranks, loss_reads, repeated_changes, tables_of_model
 from pipecompile.driver.warnings_once import WarningsOnce
 from pipecompile.runtime import forward_order, held_hooks, hooked_updates, thread_state
 from pipecompile.runtime.cuda_graphs.stage_graphs import StageGraphs
@@ -88,6 +88,7 @@ def test_each_row_has_a_warning() -> None:
         *texts(forward_order),
         *texts(node_writer),
         *texts(call_objects),
+        *texts(tables_of_model),
     ]
     for pattern in beginnings():
         assert any(re.search(pattern, text) for text in given), f"{pattern} begins no warning"

@@ -23,6 +23,7 @@ from pipecompile.tracing.leaf_modules import has_own_python
 from pipecompile.tracing.node_facts import facts
 from pipecompile.tracing.state.hook_leftovers import HookLeftovers, UndoneHooks, names_of_hooks
 from pipecompile.tracing.state.leftover_state import StateChange, StateWatch, change_keys, hooks_of, without_keys
+from pipecompile.tracing.state.made_tables import MadeTable
 from pipecompile.tracing.user_source import line_of, warn
 
 __all__ = ["ModuleSnapshots", "RecordingLeftovers", "warn_of_lost", "warn_of_repetitions"]
@@ -37,7 +38,7 @@ _NOTHING = object()
 class RecordingLeftovers:
     """The changes that calls leave on the model. Construct it when the fake twins are in the model's tables.
 
-    `sized_containers` has the ids of the model's containers that have a length. `stands_for(a, b)` returns whether `a` is
+    `sized_containers` has the ids of the model's containers that have a length, `tables` what every run makes anew. `stands_for(a, b)` returns whether `a` is
     the fake twin of `b`.
     """
 
@@ -45,6 +46,7 @@ class RecordingLeftovers:
         self.model, self.stands_for = model, stands_for
         self.watch = StateWatch(model)
         self.sized_containers = self.watch.lengths
+        self.tables: tuple[MadeTable, ...] = ()
         self._lengths_read: set[int] = set()
         self.of_hooks = HookLeftovers(model)
         self._leaf_keys: set[tuple[int, Any]] = set()

@@ -38,6 +38,7 @@ from pipecompile.tracing.state.leftover_state import (
     settled,
     with_whole_lists,
 )
+from pipecompile.tracing.state.made_tables import is_note, made_tables
 from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers, warn_of_lost, warn_of_repetitions
 from pipecompile.tracing.state.returned_values import note_returned
 from pipecompile.tracing.state.snapshot import contents_restored, places_of
@@ -258,8 +259,12 @@ def _record_changes(
     Flags go with the others: a model that installs hooks, or makes a table, and notes that they are there must not have the note alone.
     """
     effects = [(change, _effect(change, later, recording, constants)) for change in changes]
-    made = {change.place.owner for change, effect in effects if effect is _MADE_ANYWAY}
-    effects = [one for one in effects if not (one[0].place.owner in made and _is_note(one[0], later))]
+    made = [change for change, effect in effects if effect is _MADE_ANYWAY]
+    owners = {change.place.owner for change in made}
+    notes = [one for one, _ in effects if one.place.owner in owners and is_note(one, later)]
+    effects = [one for one in effects if not any(one[0] is note for note in notes)]
+    once = [change for change in made if not any(map(change.is_at, later))]
+    recording.leftovers.tables = made_tables(once, notes, recording.values, recording.model)
     lost = [change for change, effect in effects if effect is None]
     lost += [one for one in later if not one.tensors and not any(map(one.is_at, changes))]
     for change, effect in effects:
@@ -279,11 +284,6 @@ def _write(recording: RecordedCall, change: StateChange, effect: Any, value: Any
     """Record the node of an effect."""
     turns = recording.leftovers.turns_at(change)
     recording.write_effect(in_turn(effect, turns), effect.sizes if effect.place.is_count else (value,))
-
-
-def _is_note(change: StateChange, later: Sequence[StateChange]) -> bool:
-    """Return whether a change is a flag or number that the second call leaves as it is, such as the length of a table."""
-    return change.key is not None and not change.tensors and not any(map(change.is_at, later))
 
 
 def _effect(change: StateChange, later: Sequence[StateChange], recording: RecordedCall, constants: set[fx.Node]) -> Any:
