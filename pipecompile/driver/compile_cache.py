@@ -143,6 +143,7 @@ class CompileCache:
             for place, samples in enumerate(listed.sizes):
                 if self.tables.leave(found[place], self.entries, samples):
                     found = self.find_each(listed)
+            self.tables.warn_of_growth(found, self.entries)
         return found
 
     def _note_use(self, specialization: Specialization) -> None:

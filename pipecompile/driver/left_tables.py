@@ -10,7 +10,7 @@ A table that each other signature replaces (`if len(self.mask) != n`) says nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -42,6 +42,7 @@ class LeftTables:
         self._tensors: list[torch.Tensor] = []
         self._states: list[tuple[int, int]] = []
         self._tried: set[bool] = set()
+        self._replaced: list[EffectPlace] | None = None
 
     @property
     def is_tried(self) -> bool:
@@ -83,6 +84,13 @@ class LeftTables:
         return {spot_of(place) for place, _, _ in self._left}
 
     @property
+    def replaced(self) -> set[Spot]:
+        """The spots at which a run of the recording replaces what is there."""
+        if self._replaced is None:
+            self._replaced = [place for _, place in _kept(self._graph)]
+        return {*map(spot_of, self._replaced)}
+
+    @property
     def own(self) -> set[Spot]:
         """The spots of all tables of the recording, left or not."""
         return {spot_of(one.place) for one in self._graph.facts.tables}
@@ -119,13 +127,19 @@ def spot_of(place: EffectPlace) -> Spot:
 def replaced_spots(graph: TracedGraph, spots: set[Spot]) -> set[Spot]:
     """Return those of the spots at which a run of the graph puts tensors that are no larger than those that are there."""
     found = set()
+    for node, place in _kept(graph):
+        new = pytree.tree_map(lambda leaf: value_of(leaf) if isinstance(leaf, fx.Node) else leaf, node.args[0])
+        if spot_of(place) in spots and 0 < _size(new) <= _size(place.now()):
+            found.add(spot_of(place))
+    return found
+
+
+def _kept(graph: TracedGraph) -> Iterator[tuple[fx.Node, EffectPlace]]:
+    """Yield the nodes that replace what is at a place."""
     for node in graph.graph.nodes:
         place = getattr(node.target, "place", None)
-        if isinstance(place, EffectPlace) and node.target.__name__ == "keep" and spot_of(place) in spots:
-            new = pytree.tree_map(lambda leaf: value_of(leaf) if isinstance(leaf, fx.Node) else leaf, node.args[0])
-            if 0 < _size(new) <= _size(place.now()):
-                found.add(spot_of(place))
-    return found
+        if isinstance(place, EffectPlace) and node.target.__name__ == "keep":
+            yield node, place
 
 
 def _size(value: Any) -> int:

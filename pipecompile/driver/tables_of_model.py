@@ -66,6 +66,16 @@ class TablesOfModel:
             one.tables.take_off(replaced)
         return bool(replaced)
 
+    def warn_of_growth(self, found: Sequence[Specialization], entries: Sequence[Specialization]) -> None:
+        """Warn, once per table, of a list in which a micro-batch replaces a table that later ones have read before."""
+        tables = {spot_of(table.place): table for one in entries for table in one.facts.tables if table.shapes}
+        for place, one in enumerate(found if tables else ()):
+            if any(other is not one for other in found[place + 1 :]):
+                for spot in one.tables.replaced & tables.keys():
+                    self._warn_of(
+                        tables[spot], "list of micro-batches", "longer inputs does not begin with that of shorter ones"
+                    )
+
     def _warn_of_missing(self, new: Specialization) -> None:
         """Warn that a recording computes a table of its own where a run of another has computed one."""
         for table in new.facts.tables if self._missing else ():

@@ -290,3 +290,11 @@ def test_later_micro_batches_of_a_list_read_the_tables_of_earlier_ones(kind: Any
             outputs = pipe(microbatches=[(part,) for part in parts])
             for mine, part in zip(outputs, parts, strict=True):
                 torch.testing.assert_close(mine, eager(part), rtol=0, atol=0)
+
+
+def test_a_table_that_grows_within_a_list_gets_a_warning() -> None:
+    """The second micro-batch of length 4 is computed as the first, where eager reads the table of the one between."""
+    pipe, _ = compiled(Net(Attribute))
+    parts = [(inputs(length)[:2],) for length in (4, 6, 4)]
+    with torch.no_grad(), pytest.warns(pc.RecordingWarning, match="for each list of micro-batches"):
+        pipe(microbatches=parts)
