@@ -39,6 +39,7 @@ class Case:
     around   a context for the calls
     modes    the training modes of the calls, one after the other
     mixes    whether samples meet in the model, so that a pipeline equals the loop over one micro-batch only
+    merged   whether `pipe(x)` of two micro-batches leaves what the loop over one leaves
     """
 
     build: Callable[[], nn.Module]
@@ -50,6 +51,7 @@ class Case:
     modes: tuple[bool, ...] = (True, True, False)
     tolerance: float = 2e-5
     mixes: bool = False
+    merged: bool = False
 
 
 class Body(nn.Module):

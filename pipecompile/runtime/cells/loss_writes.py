@@ -15,6 +15,7 @@ import torch
 from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.saved_state import state_copied
 from pipecompile.runtime.registers import Frame, Run
+from pipecompile.torch_private.hidden_values import is_hidden
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.state.function_state import roots_near, tensors_held
 from pipecompile.tracing.state.tensor_contents import CopyBeforeWrite, is_same_memory
@@ -30,9 +31,10 @@ class LossWrites:
         self.written: Sequence[torch.Tensor] | None = None
 
     def near(self) -> list[torch.Tensor]:
-        """Return the tensors that a call may write."""
+        """Return the tensors that a call may write: not those whose values are elsewhere, as weights of other ranks."""
         held = tensors_held(self._loss_fn, roots_near(self._loss_fn))
-        return [one for one in held if one.layout is torch.strided and not one.is_inference()]
+        here = [one for one in held if not is_hidden(one)]
+        return [one for one in here if one.layout is torch.strided and not one.is_inference()]
 
     def watched(self, losses: Function) -> Function:
         """Return the function that computes losses, with its first call watched."""

@@ -15,6 +15,7 @@ from torch.nn import functional
 import pipecompile as pc
 from pipecompile.runtime.cells.loss_writes import LossWrites, copying_forward
 from pipecompile.runtime.cells.saved_state import _Saved
+from pipecompile.torch_private.hidden_values import hidden
 from tests.support.eager import accumulate, assert_same
 
 
@@ -120,3 +121,11 @@ def test_a_warm_forward_calls_nothing_for_a_loss_that_writes_nothing() -> None:
     finally:
         sys.setprofile(None)
     assert names == ["forward", "<lambda>"]
+
+
+def test_weights_whose_values_are_elsewhere_are_not_copied() -> None:
+    here, elsewhere = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    writes = LossWrites(lambda output: (output * here).sum() + elsewhere.numel())
+    with hidden([elsewhere], lambda _: RuntimeError("read")):
+        assert [one for one in writes.near() if one is elsewhere] == []
+    assert {id(one) for one in writes.near()} == {id(here), id(elsewhere)}

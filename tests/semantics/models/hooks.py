@@ -142,7 +142,10 @@ class Noisy(nn.Module):
 CASES = {
     **{
         f"{kind} on {place}": Case(
-            build, left=_left, refused="the whole model" * (kind in BACKWARD and place == "root")
+            build,
+            left=_left,
+            refused="the whole model" * (kind in BACKWARD and place == "root"),
+            merged=(kind, place) == ("a hook that collects", "root"),
         )
         for kind, register in KINDS.items()
         for place, build in everywhere(register).items()

@@ -271,7 +271,7 @@ LIST: list = []
 
 CASES = {
     "keeps an activation": Case(Shows, left=lambda m: [m.latest, dict(m.found)]),
-    "collects activations": Case(Collects, left=lambda m: [list(m.seen), list(m.recent)]),
+    "collects activations": Case(Collects, left=lambda m: [list(m.seen), list(m.recent)], merged=True),
     "puts activations into a list": Case(Fills, left=lambda m: [list(m.heads), list(m.counts)]),
     "keeps the last activations": Case(Slides, left=lambda m: list(m.recent), refused="recent"),
     "files activations by call": Case(Files, left=lambda m: dict(m.found), refused="found"),
