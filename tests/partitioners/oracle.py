@@ -198,6 +198,16 @@ def dense_blocks(draw: st.DrawFn) -> tuple[Problem, int]:
     return Problem(nodes, pairs, tuple(crossing), multicast=draw(st.booleans())), draw(st.integers(2, 4))
 
 
+def leaves(count: int, tensor: float) -> Problem:
+    """Return nodes of 2 seconds each that read one root of 2 seconds: a stage without the root receives, and that of the root sends."""
+    names = [f"n{i}" for i in range(count)]
+    return Problem(
+        (Node("root", 2.0), *(Node(name, 2.0) for name in names)),
+        precedence=tuple(("root", name) for name in names),
+        tensors=(Tensor("root", tuple(names), tensor),),
+    )
+
+
 @st.composite
 def degenerate_problems(draw: st.DrawFn) -> tuple[Problem, int]:
     """Draw a problem in which much is equal, zero or missing: parallel towers of equal nodes into one head, isolated nodes, nodes

@@ -8,9 +8,9 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partitioners.oracle import brute_force, problems
+from partitioners.oracle import brute_force, leaves, problems
 
-from pipecompile.partitioners import Node, Problem, Tensor, partition
+from pipecompile.partitioners import partition
 from pipecompile.partitioners.clusters import coarsen
 from pipecompile.partitioners.ilp.average_stage import average_bound
 from pipecompile.partitioners.ilp.shared_capacity import capacity_bound
@@ -25,16 +25,6 @@ def test_the_bound_of_any_weights_is_below_the_optimum(case, weights):
         clusters, machine = coarsen(case[0]), Machine.of(*case)
         for own in (clusters.time, weights[: len(clusters)]):
             assert average_bound(clusters, machine, own, 1.5 * optimum, inf) <= optimum * (1 + 1e-6)
-
-
-def leaves(count: int, tensor: float) -> Problem:
-    """Return nodes of 2 seconds each that read one root of 2 seconds."""
-    names = [f"n{i}" for i in range(count)]
-    return Problem(
-        (Node("root", 2.0), *(Node(name, 2.0) for name in names)),
-        precedence=tuple(("root", name) for name in names),
-        tensors=(Tensor("root", tuple(names), tensor),),
-    )
 
 
 def test_a_stage_of_average_work_holds_whole_nodes_and_moves_tensors():
