@@ -15,14 +15,16 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.earlier_tree import ROOT, earlier_tree
+
 MODES = ("never", "always")
 MEASURE = """
 import json, statistics, sys
@@ -110,17 +112,11 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as folder:
-        earlier = Path(folder) / "earlier"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(earlier), options.revision], check=True)
-        try:
-            for _ in range(options.rounds):
-                for name, tree in (("earlier", earlier), ("today", ROOT)):
-                    rounds[name].append(run(tree, MEASURE, str(options.repeats)))
-            counts = {name: run(tree, COUNT) for name, tree in (("earlier", earlier), ("today", ROOT))}
-        finally:
-            subprocess.run([*git, "remove", "--force", str(earlier)], check=True)
+    with earlier_tree(options.revision) as earlier:
+        for _ in range(options.rounds):
+            for name, tree in (("earlier", earlier), ("today", ROOT)):
+                rounds[name].append(run(tree, MEASURE, str(options.repeats)))
+        counts = {name: run(tree, COUNT) for name, tree in (("earlier", earlier), ("today", ROOT))}
     text = page(options.revision, rounds, counts)
     print(text)
     if options.markdown:

@@ -20,10 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.earlier_tree import ROOT, earlier_tree
 from benchmarks.partition import REFERENCE
 from benchmarks.partition_models import MODELS, problem_of
-
-ROOT = Path(__file__).resolve().parent.parent
 
 SOLVE = """
 import inspect, json, sys
@@ -98,18 +97,13 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     best: dict[str, dict[tuple[str, int], Found]] = {version: {} for version in VERSIONS}
-    with tempfile.TemporaryDirectory() as folder:
-        files, earlier = problems(Path(folder), options.networks), Path(folder) / "earlier"
+    with tempfile.TemporaryDirectory() as folder, earlier_tree(options.revision) as earlier:
+        files = problems(Path(folder), options.networks)
         cases = [(str(path), n_stages) for path in files for n_stages in options.stages]
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(earlier), options.revision], check=True)
-        try:
-            for _ in range(options.rounds):
-                for version, tree in zip(VERSIONS, (earlier, ROOT), strict=True):
-                    for case, found in zip(cases, solve(tree, cases, options.time_limit), strict=True):
-                        best[version][case] = min(best[version].get(case, found), found, key=lambda one: one[0])
-        finally:
-            subprocess.run([*git, "remove", "--force", str(earlier)], check=True)
+        for _ in range(options.rounds):
+            for version, tree in zip(VERSIONS, (earlier, ROOT), strict=True):
+                for case, found in zip(cases, solve(tree, cases, options.time_limit), strict=True):
+                    best[version][case] = min(best[version].get(case, found), found, key=lambda one: one[0])
     command = f"`python benchmarks/partition_beside.py {options.revision} --rounds {options.rounds} --time-limit {options.time_limit:g}`"
     header = f"{command}, Python {platform.python_version()}, {platform.machine()}: CPU seconds with `gap=0`, the least of the rounds."
     text = page(header, files, best)

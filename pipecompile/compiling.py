@@ -166,7 +166,7 @@ def compile(
       three gradients and more are rounded in another order.
     - `lost_copies`: what copies of the pipeline (a mesh with "dp") do when a rank of another copy fails or dies. "raise": all ranks raise.
       "continue": they go on without its copy. The call under way is undone and made again, on the samples of the copies that are
-      left, with a LostCopyWarning; `pipe.copies` lists these. Ranks of the lost copy raise (docs/distributed.md).
+      left, with a LostCopyWarning; `pipe.copies` lists these. Ranks of the lost copy raise (docs/rank_failures.md).
     - `passes`: passes of yours among those that lower the schedule of a step: `[pc.UserPass(function, before="compute")]` maps a
       Schedule to a Schedule, with a later place, by default the last, a Program to a Program. The result of each is verified.
     - `dispatch`: "inline" runs all devices from one thread, "threads" each from its own, "auto" decides by the time of a cell, and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,6 @@ def build_problem(
     latency: float = 0.0,
     memory_limit: float | Sequence[float] | None = None,
     in_flight: Sequence[float] | None = None,
-    groups: Iterable[Sequence[str]] = (),
     optimizer_state: int = 0,
     restored: int = 1,
     shards: int = 1,
@@ -70,7 +69,7 @@ def build_problem(
         ),
         precedence=tuple(dict.fromkeys([*edges, *ties.precedence])),
         tensors=tuple(tensors),
-        groups=(*ties.groups, *map(tuple, groups)),
+        groups=ties.groups,
         memory_limit=memory_limit
         if memory_limit is None or isinstance(memory_limit, (int, float))
         else tuple(memory_limit),
@@ -97,7 +96,7 @@ def with_copied_writes(problem: Problem, graph: TracedGraph) -> Problem:
         problem,
         precedence=tuple(dict.fromkeys([*(pair for pair in problem.precedence if pair not in own), *loose.precedence])),
         tensors=(*problem.tensors, *tensors),
-        groups=(*loose.groups, *problem.groups[len(tight.groups) :]),
+        groups=loose.groups,
     )
 
 

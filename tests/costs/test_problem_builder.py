@@ -57,8 +57,7 @@ def test_recomputed_stages_hold_the_activations_of_all_restored_micro_batches() 
     assert {node.activation for node in problem(restored=3).nodes} == {30}
 
 
-def test_limits_and_groups_are_passed_on() -> None:
-    built = problem(memory_limit=[1.0, 2.0], in_flight=[2.0, 1.0], groups=[["a", "add"]])
+def test_limits_are_passed_on() -> None:
+    built = problem(memory_limit=[1.0, 2.0], in_flight=[2.0, 1.0])
     assert (built.memory_limit, built.in_flight) == ((1.0, 2.0), (2.0, 1.0))
-    assert ("a", "add") in built.groups
     assert set(built.precedence) >= {("a", "b"), ("a", "norm"), ("b", "add"), ("norm", "add")}

@@ -342,7 +342,7 @@ def main() -> None:
     fields = json.loads(sys.argv[2])
     job = Job(**fields | {"fault": Fault(**fields["fault"])})
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # see docs/distributed.md
+    store = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # see docs/rank_failures.md
     run(folder, job, int(os.environ["RANK"]), store)
 
 

@@ -568,7 +568,7 @@ def test_stages_that_the_schedules_of_torch_do_not_support_are_refused(run: Rank
 
 def test_gradients_are_right_where_torch_refuses_or_is_wrong(run: RankRun) -> None:
     """`torch.distributed.pipelining` refuses a skip in a looped schedule, leaves a part of a tied weight's gradient on each rank, and
-    weights uneven micro-batches equally. If this test fails because that changed, change docs/distributed.md.
+    weights uneven micro-batches equally. If this test fails because that changed, change docs/rank_peers.md.
     """
     results = run.of("torch alone")
     assert all(each[what]["ours"] < 1e-6 for each in results for what in ("skip", "tied", "uneven"))

@@ -20,7 +20,7 @@ from tests.support.small_models import with_small_models
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ELSEWHERE = {"errors.md", "distributed.md", "launching.md"}
+ELSEWHERE = {"errors.md", "distributed.md", "rank_state.md", "rank_failures.md", "launching.md"}
 """Pages whose Python has a test of its own: test_errors_page.py, test_distributed_page.py, test_launching_page.py."""
 
 LANGUAGES = {"python", "console", "text", "sh"}

@@ -1,6 +1,6 @@
-"""Run the Python of a page on the ranks of torchrun, from top to bottom, in a folder of their own.
+"""Run the Python of pages on the ranks of torchrun, from top to bottom, as one script, in a folder of its own.
 
-torchrun --standalone --nproc-per-node=2 tests/support/page_on_ranks.py docs/distributed.md
+torchrun --standalone --nproc-per-node=2 tests/support/page_on_ranks.py docs/distributed.md docs/rank_state.md
 """
 
 from __future__ import annotations
@@ -16,30 +16,33 @@ import torch.distributed as dist
 from tests.support.quick_compiles import compile_quickly
 
 SMALLER = {"(2, 4)": "(1, 2)", "(2, 2, 4)": "(1, 1, 2)", ", 4, ": ", 2, ", ", 8, ": ", 4, "}
-"""Meshes and numbers of stages of the page, and those for two ranks."""
+"""Meshes and numbers of stages of the pages, and those for two ranks."""
 
 
 def main() -> None:
-    page = Path(sys.argv[1])
-    text = page.read_text(encoding="utf-8")
     torch.set_num_threads(1)
     compile_quickly(pytest.MonkeyPatch())
-    namespace: dict[str, object] = {"__name__": page.stem}
-    found = list(re.finditer(r"^```python[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    for block in sorted(found, key=lambda block: "TCPStore" in block[1]):  # a second start of the ranks: last
-        source = block[1]
-        if "TCPStore" in source:
-            dist.destroy_process_group()
-        for large, small in SMALLER.items():
-            source = source.replace(f"model{large}", f"model{small}").replace(f'"cpu", {large}', f'"cpu", {small}')
-            source = source.replace(f"large{large}", f"large{small}").replace(
-                f"positional{large}", f"positional{small}"
-            )
-        line = text.count("\n", 0, block.start(1))
-        exec(compile("\n" * line + source, str(page), "exec"), namespace)
+    namespace: dict[str, object] = {"__name__": "pages"}
+    print(f"{sum(run(Path(page), namespace) for page in sys.argv[1:])} blocks")
     dist.barrier()
     dist.destroy_process_group()
-    print(f"{len(found)} blocks")
+
+
+def run(page: Path, namespace: dict[str, object]) -> int:
+    """Run the blocks of a page. Return how many there are."""
+    text = page.read_text(encoding="utf-8")
+    blocks = list(re.finditer(r"^```python[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    for block in blocks:
+        source = block[1]
+        if "TCPStore" in source:  # a second start of the ranks
+            dist.destroy_process_group()
+        for large, small in SMALLER.items():
+            source = source.replace(f'"cpu", {large}', f'"cpu", {small}')
+            for model in ("model", "large", "positional"):
+                source = source.replace(f"{model}{large}", f"{model}{small}")
+        line = text.count("\n", 0, block.start(1))
+        exec(compile("\n" * line + source, str(page), "exec"), namespace)
+    return len(blocks)
 
 
 if __name__ == "__main__":
