@@ -20,7 +20,7 @@ from time import monotonic
 from pipecompile.partitioners.clusters import Clusters, adjacency
 from pipecompile.partitioners.constraints import StageRanges
 from pipecompile.partitioners.machine import Machine
-from pipecompile.partitioners.objective import LoadTracker
+from pipecompile.partitioners.plain_loads import PlainLoads
 
 __all__ = ["anneal"]
 
@@ -50,14 +50,21 @@ _BACK, _TRIES = 0.5, 4
 
 
 def anneal(
-    clusters: Clusters, machine: Machine, assignment: Sequence[int], ranges: StageRanges | None, deadline: float
+    clusters: Clusters,
+    machine: Machine,
+    assignment: Sequence[int],
+    ranges: StageRanges | None,
+    deadline: float,
+    seed: int = 0,
 ) -> list[int]:
-    """Return the cut with the least bottleneck that is found by the deadline, at worst the given one.
+    """Return the cut with the least bottleneck that is found by the deadline, at worst the given one. `seed` is that of the moves.
 
-    The cut stays as it is where devices have several stages, memory limits or links beside the work, or stages recompute.
+    The cut stays as it is where devices have several stages, memory limits, links of unlike speed or links beside the work, or stages
+    recompute.
     """
-    is_plain = machine.is_one_to_one and not (machine.overlap or machine.has_memory_limit or any(machine.recompute))
-    best, begin, draw = list(assignment), monotonic(), Random(0)
+    is_plain = machine.is_one_to_one and machine.links is None and not machine.overlap
+    is_plain = is_plain and not (machine.has_memory_limit or any(machine.recompute))
+    best, begin, draw = list(assignment), monotonic(), Random(seed)
     if not is_plain or not any(clusters.time) or len(machine) < 2:
         return best
     for number in range(1, _ROUNDS + 1):
@@ -73,11 +80,11 @@ class _CoolingRound:
         self, clusters: Clusters, machine: Machine, start: list[int], ranges: StageRanges | None, draw: Random
     ) -> None:
         n, n_stages = len(clusters), len(machine)
-        self.tracker, self.speed, self.draw = LoadTracker(clusters, machine, start), machine.speed, draw
-        self.stage_of, self.strict = self.tracker.assignment, clusters.strict_arcs
+        self.plain, self.draw, self.strict = PlainLoads(clusters, machine, start), draw, clusters.strict_arcs
+        self.stage_of, self.loads = self.plain.stage_of, self.plain.loads
         self.predecessors, self.successors = adjacency(clusters)
         self.earliest, self.latest = ranges or ([0] * n, [n_stages - 1] * n)
-        self.best, self.least = list(start), max(self._loads())
+        self.best, self.least = list(start), max(self.loads)
         self.mean = sum(clusters.time) / sum(machine.speed)
         self._aim()
 
@@ -94,14 +101,14 @@ class _CoolingRound:
                 value = self._excess()
                 if value > excess and self.draw.random() >= exp((excess - value) / heat):
                     for v, origin in reversed(moved):
-                        self.tracker.move(v, origin)
+                        self.plain.move(v, origin)
                 else:
                     excess = self._kept(value)
         return self.best
 
     def _kept(self, excess: float) -> float:
         """Note the present cut if it is the best, and return its excess: the target is lower then."""
-        worst = max(self._loads()) if excess < self.excess_at_best else self.least
+        worst = max(self.loads) if excess < self.excess_at_best else self.least
         if worst >= self.least:
             return excess
         self.best, self.least = list(self.stage_of), worst
@@ -113,7 +120,7 @@ class _CoolingRound:
         least, most = _BELOW
         self.target = self.least * (1 - least - most * self.draw.random() ** 2)
         over = (self.least - self.target) / self.mean
-        self.excess_at_best = len(self.speed) * (over * over + _LINEAR * over)  # of a cut that is better, at most
+        self.excess_at_best = len(self.loads) * (over * over + _LINEAR * over)  # of a cut that is better, at most
 
     def _movable(self) -> list[int]:
         ranges = map(self._range, range(len(self.stage_of)))
@@ -127,7 +134,7 @@ class _CoolingRound:
         target = origin + step if random() < _NEXT else low + int(random() * (high - low + 1))
         if target == origin or not low <= target <= high:
             return []
-        self.tracker.move(v, target)
+        self.plain.move(v, target)
         other = self._moved_back(v, target, origin) if random() < _BACK else None
         return [(v, origin)] if other is None else [(v, origin), (other, target)]
 
@@ -138,7 +145,7 @@ class _CoolingRound:
             if self.stage_of[other] == stage and other != v:
                 low, high = self._range(other)
                 if low <= target <= high:
-                    self.tracker.move(other, target)
+                    self.plain.move(other, target)
                     return other
         return None
 
@@ -154,14 +161,9 @@ class _CoolingRound:
             high = min([high, *(stage_of[b] - 1 for b in self.successors[v] if (v, b) in self.strict)])
         return low, high
 
-    def _loads(self) -> list[float]:
-        tracker = self.tracker
-        parts = zip(tracker.time, self.speed, tracker.sent, tracker.received, strict=True)
-        return [time / speed + sent + received for time, speed, sent, received in parts]
-
     def _excess(self) -> float:
         target, mean, total = self.target, self.mean, 0.0
-        for load in self._loads():
+        for load in self.loads:
             if load > target:
                 over = (load - target) / mean
                 total += over * over + _LINEAR * over

@@ -47,6 +47,7 @@ def test_other_machines_and_an_ended_deadline_leave_the_cut_as_it_is():
     problem, start = apart(3, 1, 1, 1), [0, 0, 0, 1]
     clusters = coarsen(problem)
     assert anneal(clusters, Machine.of(problem, 2), start, None, monotonic() - 1) == start
-    for other in ({"overlap": True}, {"memory_limit": 10.0}, {"placement": (0, 0)}, {"recompute": (True, True)}):
+    others = {"memory_limit": 10.0}, {"placement": (0, 0)}, {"recompute": (True, True)}, {"links": ((1, 2), (3, 1))}
+    for other in ({"overlap": True}, *others):
         machine = Machine.of(replace(problem, **other), 2)
         assert anneal(clusters, machine, start, None, monotonic() + 0.05) == start

@@ -70,7 +70,12 @@ SOLVER_GAP = 1e-8
 """Least absolute gap of the integer program, as a fraction of the target."""
 
 ANNEALED, ANNEALING_SHARE = 1.01, 6
-"""Ratio of incumbent to lower bound above which the cut is annealed, and divisor of the seconds left that this may take. Random graphs in 16 stages get a bottleneck up to 0.6 % smaller in 7 CPU seconds."""
+"""Ratio of incumbent to lower bound above which the cut is annealed, and divisor of the seconds left that the first annealing may take.
+Random graphs in 16 stages get a bottleneck up to 0.6 % smaller in 7 CPU seconds.
+"""
+
+NEIGHBOURHOOD_SHARE = 8
+"""Divisor of the seconds left that the neighbourhoods of one effort level may take, and annealing before them."""
 
 CAPACITY_SHARE = 8
 """Divisor of the seconds left that the bound from all stages together may take."""
@@ -109,7 +114,7 @@ def close_gap(state: SolverState) -> None:
         _improve(state, attempts[0])
         if attempts[0].windows.n_open_steps > EASY_STEPS:  # a better incumbent first
             level = 1
-            improve_by_neighbourhoods(state, 3, state.seconds_left / 8 + monotonic())
+            _improve_at(state, level)
     while state.has_gap and state.seconds_left > 0:
         high = min(unsettled, state.target)
         is_near = high - state.lower_bound <= CLOSE * high
@@ -118,7 +123,7 @@ def close_gap(state: SolverState) -> None:
             level, unsettled = level + 1, inf
             if level > 1:
                 _lower_incumbent(state, level, attempts)
-            improve_by_neighbourhoods(state, level + 2, state.seconds_left / 8 + monotonic())
+            _improve_at(state, level)
         elif not _settle(state, target, level, attempts):
             unsettled = target
 
@@ -128,10 +133,7 @@ def close_gap(state: SolverState) -> None:
 
 def _improve(state: SolverState, attempt: Attempt) -> None:
     """Improve an incumbent that is not settled at once, and the bound where tensors decide."""
-    if state.bottleneck > ANNEALED * state.lower_bound:
-        state.enter("moves")
-        end = monotonic() + state.seconds_left / ANNEALING_SHARE
-        state.offer(anneal(state.clusters, state.machine, state.assignment or [], state.ranges, end))
+    _anneal(state, ANNEALING_SHARE, seed=0)
     clusters, machine, end = attempt.clusters, state.machine, monotonic() + state.seconds_left / CAPACITY_SHARE
     state.enter("columns")
     high = min(attempt.target, state.target)
@@ -149,6 +151,20 @@ def _improve(state: SolverState, attempt: Attempt) -> None:
         state.raise_bound(anchor_bound(attempt.clusters, state.machine, state.target, state.deadline), "ilp")
     improve_by_neighbourhoods(state, 2, state.seconds_left / 6 + monotonic())
     _lower_incumbent(state, 1, [attempt])
+
+
+def _improve_at(state: SolverState, level: int) -> None:
+    """Improve the incumbent at an effort level: annealing leaves the local minima of neighbourhoods, and they those of annealing."""
+    _anneal(state, NEIGHBOURHOOD_SHARE, seed=level)
+    improve_by_neighbourhoods(state, level + 2, state.seconds_left / NEIGHBOURHOOD_SHARE + monotonic())
+
+
+def _anneal(state: SolverState, divisor: int, seed: int) -> None:
+    """Anneal an incumbent that is far from the bound, within a share of the seconds left."""
+    if state.bottleneck > ANNEALED * state.lower_bound:
+        state.enter("moves")
+        end = monotonic() + state.seconds_left / divisor
+        state.offer(anneal(state.clusters, state.machine, state.assignment or [], state.ranges, end, seed))
 
 
 def _on(state: SolverState, clusters: Clusters) -> list[int]:
