@@ -50,6 +50,7 @@ from pipecompile.tracing.leaf_modules import cheap_forward, is_leaf
 from pipecompile.tracing.model_pieces import Piece, add_candidate
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.reachable_code import reachable
+from pipecompile.tracing.state.layer_writes import LayerWrites
 from pipecompile.tracing.state.recording_leftovers import ModuleSnapshots, RecordingLeftovers
 from pipecompile.tracing.trace_errors import GradientStateError, is_unsupported_by_fakes
 from pipecompile.tracing.user_source import caller
@@ -78,11 +79,10 @@ class CallRecorder(TorchFunctionMode):
         self.writer = NodeWriter(self.values, self.regions)
         self.names = {id(module): name for name, module in model.named_modules()}
         self.reach, self.executed = reachable(model), ExecutedCode()
-        self.draws = RandomDrawCounter()
+        self.draws, self.layer_writes = RandomDrawCounter(), LayerWrites(self.values, self.dispatcher)
         self.is_paused = self.asked_grad_mode = self.has_lifted = False
         self.is_grad_enabled, self.noticed_at = grad, ""
-        self.asked: dict[str, str] = {}
-        self.thread = get_ident()
+        self.asked, self.thread = dict[str, str](), get_ident()
 
     # -- calls of torch -------------------------------------------------------------------------------------------
 
@@ -244,8 +244,8 @@ class CallRecorder(TorchFunctionMode):
             self.draws.note_layer(module)
             return original(module, *args, **kwargs)
 
-        run = cheap_forward(module, call)
         written = list(module.buffers()) if module.training else []
+        run = self.layer_writes.watched(cheap_forward(module, call), module, written)
         held = [*module.parameters(), *module.buffers()]
         noted = self.reads.of_layer(module) if type(module).__module__.startswith("torch.nn.") else nullcontext()
         with self.executed.off, self.leftovers.leaf_call(module), noted:

@@ -47,6 +47,7 @@ class GraphFacts:
     ties        the nodes that must share a stage; None until `prepare` has computed the ties
     reads       the state that the recording read beyond its inputs; None for a graph that was read from its text
     tables      the tables that every run makes anew, and that the model keeps once they are made
+    written     the names of the tensors of the model that layers and pieces kept whole were seen to write
     noticed_at  the user's line that saw that a value is fake, after which the model may take another way; "" if none did
     """
 
@@ -67,3 +68,4 @@ class GraphFacts:
     reads: RecordedReads | None = None
     noticed_at: str = ""
     tables: tuple[MadeTable, ...] = ()
+    written: frozenset[str] = frozenset()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
 import pipecompile as pc
 from pipecompile.driver.repeated_changes import repeated_changes
@@ -93,7 +94,7 @@ def messages(model: nn.Module, **options: Any) -> list[str]:
         (Counts, "calls"),
         (Decays, "second.weight"),
         (Branches, "second.weight"),
-        (Queue, "state in change"),
+        (Queue, "place, queue"),
         (Carries, "state"),
     ],
 )
@@ -101,6 +102,101 @@ def test_a_change_in_place_is_warned_of(kind: type[Net], name: str) -> None:
     assert any(
         one.startswith(f"forward changes {name}: in pipe(x) once for each micro-batch") for one in messages(kind())
     )
+
+
+class Normed(Net):
+    """Advances a vector of its own in each call, by torch's own layer or hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spectral_norm(self.first)
+
+
+class NormedByHook(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.utils.spectral_norm(self.first)
+
+
+class Hooked(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.register_forward_pre_hook(self.scale)
+
+    def scale(self, layer: nn.Linear, args: Any) -> None:
+        layer.weight.data.mul_(0.9)
+
+
+class Exchanged(Hooked):
+    def scale(self, layer: nn.Linear, args: Any) -> None:
+        layer.weight.data = layer.weight.data * 0.9
+
+
+class OfAnother(Hooked):
+    def scale(self, layer: nn.Linear, args: Any) -> None:
+        self.second.weight.data.mul_(0.9)
+
+
+class NormedInPiece(Normed):
+    """Keeps a submodule whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(_Decides())
+
+
+class _Decides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = spectral_norm(nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.layer(x)
+        return h if float(h.detach().abs().sum()) > 0 else -h
+
+
+_FIRST = "first.parametrizations.weight.0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Normed, f"{_FIRST}._u, {_FIRST}._v"),
+        (NormedByHook, "first.weight_u, first.weight_v"),
+        (Hooked, "first.weight"),
+        (Exchanged, "first.weight"),
+        (OfAnother, "second.weight"),
+        (NormedInPiece, "first.0.layer.parametrizations.weight.0._u, first.0.layer.parametrizations.weight.0._v"),
+    ],
+)
+def test_what_layers_and_their_hooks_write_is_warned_of(kind: type[Net], names: str) -> None:
+    """They advanced once for each micro-batch, without a word."""
+    assert any(one.startswith(f"forward changes {names}: in pipe(x) once") for one in messages(kind()))
+
+
+class Renormalised(nn.Module):
+    def __init__(self, *, is_tied: bool) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 4, max_norm=0.5), nn.Linear(4, 5, bias=False)
+        if is_tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(index))
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_table_with_a_greatest_norm_is_warned_of_if_something_else_reads_it(is_tied: bool) -> None:
+    """A micro-batch scales the rows that it reads, as the mini-batch does; a head reads them all."""
+    model = Renormalised(is_tied=is_tied)
+    graph = pc.trace(model, torch.randint(5, (4, 3)))
+    assert repeated_changes(graph, model) == ["table.weight"] * is_tied
+
+
+@pytest.mark.parametrize("layer", [nn.InstanceNorm1d(4, track_running_stats=True), orthogonal(nn.Linear(4, 4))])
+def test_layers_that_write_nothing_of_their_own_are_not(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), layer)
+    assert repeated_changes(pc.trace(model, torch.randn(3, 4, 4)), model) == []
 
 
 def test_what_cannot_be_merged_is_warned_of() -> None:

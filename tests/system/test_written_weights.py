@@ -76,6 +76,22 @@ class Hooked(Critic):
         self.limited.register_forward_pre_hook(_decay)
 
 
+class HookExchanges(Critic):
+    def __init__(self) -> None:
+        super().__init__()
+        self.limited.register_forward_pre_hook(self.decay)
+
+    def decay(self, layer: nn.Module, _args: Any) -> None:
+        layer.weight.data = layer.weight.data * 0.9
+
+
+class HookOfAnother(HookExchanges):
+    """A recomputation of the layer before would write the weight once more."""
+
+    def decay(self, layer: nn.Module, _args: Any) -> None:
+        self.last.weight.data.mul_(0.9)
+
+
 class HookedNorm(Critic):
     """A layer in evaluation mode, whose buffers nothing writes."""
 
@@ -109,7 +125,19 @@ SETTINGS = {
     "except_last": {"schedule": "gpipe", "checkpoint": "except_last"},
 }
 
-MODELS = [Clamps, Decays, DecaysData, Replaces, Lists, Branches, Hooked, HookedNorm, Watched]
+MODELS = [
+    Clamps,
+    Decays,
+    DecaysData,
+    Replaces,
+    Lists,
+    Branches,
+    Hooked,
+    HookExchanges,
+    HookOfAnother,
+    HookedNorm,
+    Watched,
+]
 
 
 @pytest.mark.sampled(8)

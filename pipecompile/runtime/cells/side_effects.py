@@ -154,6 +154,9 @@ def _written_tensors(module: fx.GraphModule, nodes: Sequence[fx.Node], written: 
                 yield from called.written
             elif len(facts(node).mutates) > _n_declared(called):
                 yield from called.parameters()
+        elif node.op == "call_module" and facts(node).reads & written:  # the hook of another layer writes it
+            called = module.get_submodule(str(node.target))
+            yield from (*called.parameters(), *called.buffers())
         else:
             yield from _attributes_in(module, [node], written)
 

@@ -36,6 +36,7 @@ from pipecompile.tracing.fakes.fake_tensors import Twins
 from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.node_facts import NodeFacts, facts, note, set_facts, value_of
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
+from pipecompile.tracing.state.layer_writes import LayerWrites
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["RecordedForward", "assemble_graph", "write_back"]
@@ -50,6 +51,7 @@ class RecordedForward(Protocol):
     symbol: BatchSymbol
     twins: Twins
     opaque_calls: OpaqueCalls
+    layer_writes: LayerWrites
 
 
 def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) -> TracedGraph:
@@ -69,6 +71,7 @@ def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) 
         in_spec=inputs.spec, out_spec=spec, names=inputs.names, dims=inputs.dims,
         outside=regions.outside, device=recording.twins.device, kept=recording.opaque_calls.reasons(),
         rebound=_names(recording.model, rebound), carried=recording.opaque_calls.opaque.carried.facts(),
+        written=frozenset(recording.layer_writes.names) | _written_by_pieces(recording),
     )  # fmt: skip
     module = TracedGraph(values.roots, graph, noted, type(recording.model).__name__)
     module.training = recording.model.training
@@ -124,6 +127,12 @@ def write_back(
             _read_a_copy(attribute, ambient)
         note(_call("copy_", attribute, ambient, detached), mutates=storages([value_of(attribute)]))
     return {(id(module), key) for module, key, _, _ in replaced}
+
+
+def _written_by_pieces(recording: RecordedForward) -> set[str]:
+    """Return the names of the tensors that trial runs of pieces kept whole have written."""
+    written = {id(one) for piece in recording.opaque_calls.modules.values() for one in piece.changed}
+    return {name for name, tensor, _ in recording.values.owned() if id(tensor) in written}
 
 
 def _names(model: nn.Module, buffers: set[tuple[int, str]]) -> tuple[str, ...]:

@@ -56,19 +56,19 @@ class DispatchRecorder(ObservingMode):  # type: ignore[no-untyped-call]
         self.written: list[torch.Tensor] | None = None
 
     @contextmanager
-    def writes_noted(self, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-        """Yield a list that has, after this context, what operators wrote in the memory of `tensors`. Calls with lists of tensors
-        (`torch._foreach_mul_`), and `weight.data.clamp_()` in the hook of a layer, show no new version.
+    def writes_noted(self, tensors: Sequence[torch.Tensor] | None = None) -> Iterator[list[torch.Tensor]]:
+        """Yield a list that has, after this context, what operators wrote, in the memory of `tensors` if they are given. Calls with lists
+        of tensors (`torch._foreach_mul_`), and `weight.data.clamp_()` in the hook of a layer, show no new version.
         """
         outer, self.written = self.written, []
         found: list[torch.Tensor] = []
         try:
             yield found
             if self.written:
-                keys = storages(tensors)
-                found += [one for one in self.written if not keys.isdisjoint(storages([one]))]
+                keys = None if tensors is None else storages(tensors)
+                found += [one for one in self.written if keys is None or not keys.isdisjoint(storages([one]))]
         finally:
-            self.written = outer
+            self.written = outer if outer is None else [*outer, *self.written]
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, HigherOrderOperator):

@@ -110,7 +110,7 @@ class OpaqueCalls:
         key = (piece, number if piece.block else 0)
         module = self._module(key, owner, run)
         module.hold(trial.used)
-        module.written = (*module.written, *trial.trained)
+        module.note_writes(trial.trained, trial.buffers)
         leaves = argument_leaves(arguments)
         spec = _trained(specs[number], module)
         result, expected = fake_result(spec, leaves, self.opaque.inputs.samples, self.symbol, twin)

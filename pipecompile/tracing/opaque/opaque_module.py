@@ -72,7 +72,8 @@ class OpaqueModule(nn.Module):
 
     If the piece is a submodule, it is a child, so that its tensors are counted and placed. A method, a function or a block has no
     tensors of its own; tensors of the model that its trial runs read are registered here (`hold`). `function` is a function of torch,
-    or one call of a block. `written` are the parameters that trial runs wrote; buffers may always be written.
+    or one call of a block. `written` are the parameters that trial runs wrote; buffers may always be written, and `changed` has those
+    that were, too.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class OpaqueModule(nn.Module):
         self.owner = (owner,)  # in a tuple, so that it is not a child
         self.watched = WatchedState()
         self.written: tuple[torch.Tensor, ...] = ()
+        self.changed: tuple[torch.Tensor, ...] = ()
         if piece.is_module:
             self.module = owner
         self.training = owner.training
@@ -97,6 +99,11 @@ class OpaqueModule(nn.Module):
                     self.register_parameter(name, tensor)
                 else:
                     self.register_buffer(name, tensor)
+
+    def note_writes(self, trained: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
+        """Note the parameters and buffers that trial runs of a call wrote."""
+        self.written = (*self.written, *trained)
+        self.changed = (*self.changed, *trained, *buffers)
 
     def forward(self, call: int, size: int, *args: Any, **kwargs: Any) -> Any:
         expected = self.expected_results[call]

@@ -162,6 +162,7 @@ def _merged(calls: Sequence[TrialCall], sizes: Sequence[int | None]) -> TrialCal
         used=tuple(used.values()),
         only_read=tuple(tensor for tensor in calls[0].only_read if all(id(tensor) in each for each in read)),
         trained=tuple({id(tensor): tensor for call in calls for tensor in call.trained}.values()),
+        buffers=tuple({id(tensor): tensor for call in calls for tensor in call.buffers}.values()),
         written=tuple(sorted({position for call in calls for position in call.written})),
         work=[(count * scale, moved * scale, dtype) for count, moved, dtype in heaviest.work],
         saved_bytes=int(heaviest.saved_bytes * scale),

@@ -44,6 +44,7 @@ class TrialCall:
     used                    tensors of the model that the call read or may write, and that are not the piece's own; those of modules
                             that a block names
     trained                 parameters of the model that the call wrote in place
+    buffers                 buffers of the model that the call wrote in place
     only_read               buffers among `used` that no code of the piece writes, as far as its source says, and no call wrote
     reads_foreign_tensors   it read tensors that an earlier call made and that are not among its arguments
     work, saved_bytes       its kernels, and the bytes that autograd saved for the backward, without the model's tensors
@@ -68,6 +69,7 @@ class TrialCall:
     left: LeftAttributes = NOTHING_LEFT
     selects: bool = False
     only_read: tuple[torch.Tensor, ...] = ()
+    buffers: tuple[torch.Tensor, ...] = ()
 
     @property
     def returns_numbers(self) -> bool:

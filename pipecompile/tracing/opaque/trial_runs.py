@@ -269,6 +269,7 @@ class _CallObserver:
             structure, returned, tuple(written), tuple(used), trained, self._reads_foreign_tensors(), self.work,
             sum(self.saved.sizes.values()), self.draws_random or bool(self.states.changed()), is_changed,
             left=self.left, selects=self.selects,
+            buffers=tuple(one for one, version in self.buffers if self._is_written(one, version)),
         )  # fmt: skip
 
     def _is_written(self, tensor: torch.Tensor, version: int) -> bool:
