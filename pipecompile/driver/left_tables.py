@@ -50,11 +50,12 @@ class LeftTables:
         return torch.is_grad_enabled() in self._tried
 
     def leave(self, skipped: set[Spot]) -> bool:
-        """Put the tables on the model, but for those of modules with a table at a `skipped` spot. Return whether there are any."""
-        tables = self._graph.facts.tables
-        others = {one.owner for one in tables if spot_of(one.place) in skipped}
+        """Put the tables on the model, but for those at a `skipped` spot, and all beside them in a module that has numbers or flags too.
+        Return whether there are any.
+        """
+        tables = [one for one in self._graph.facts.tables if self._beside(one).isdisjoint(skipped)]
         values = _NodeValues(self._graph)
-        for owner in {one.owner: None for one in tables if one.owner not in others}:
+        for owner in {one.owner: None for one in tables}:
             own = [one for one in tables if one.owner == owner]
             made = values.of_tables(own)
             for one, value in zip(own, made, strict=False):
@@ -112,11 +113,19 @@ class LeftTables:
         self._left, self._tensors, self._states = [], [], []
 
     def take_off(self, spots: set[Spot]) -> None:
-        """Put back what was there before at these spots, and at the others of the same recording."""
-        if not self.spots.isdisjoint(spots):
+        """Put back what was there before at these spots, and at those that go with them."""
+        taken = {spot for one in self._graph.facts.tables if self._beside(one) & spots for spot in self._beside(one)}
+        kept = [one for one in self._left if spot_of(one[0]) not in taken]
+        if len(kept) < len(self._left):
             for place, _, before in self._left:
-                place.put(before)
+                if spot_of(place) in taken:
+                    place.put(before)
             self.forget()
+
+    def _beside(self, table: MadeTable) -> set[Spot]:
+        """Return the spot of a table, and if its module has numbers or flags too, which may be of any table, all spots of that module."""
+        own = [one for one in self._graph.facts.tables if one.owner == table.owner]
+        return {spot_of(one.place) for one in own if one is table or not all(other.shapes for other in own)}
 
 
 def spot_of(place: EffectPlace) -> Spot:

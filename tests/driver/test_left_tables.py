@@ -68,3 +68,29 @@ def test_tables_that_are_replaced_by_no_larger_ones_are_taken_off() -> None:
     assert replaced == {(id(vars(model)), "table")}
     tables.take_off(replaced)
     assert (model.table, model.length) == (None, 0)
+
+
+class Apart(nn.Module):
+    """Has a table that grows, and beside it one that every other length replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table, self.mask = nn.Linear(4, 4), None, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if self.mask is None or len(self.mask) != length:
+            self.mask = torch.ones(length).cumsum(0)
+        if self.table is None or len(self.table) < length:
+            self.table = torch.arange(length) / length
+        return self.layer(x) * self.table[:length, None] + self.mask[:, None]
+
+
+def test_a_table_that_grows_is_left_beside_one_that_is_replaced() -> None:
+    """Neither was left, so that a shorter sequence read a table of its own."""
+    model, pipe = Apart(), pc.compile(reference := Apart(), 1, devices=["cpu"], n_microbatches=1, cost="analytic")
+    model.load_state_dict(reference.state_dict())
+    for length in (6, 4, 6, 8, 4):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(pipe(x), model(x))
+        assert torch.equal(reference.table, model.table)

@@ -259,11 +259,10 @@ def _record_changes(
     Flags go with the others: a model that installs hooks, or makes a table, and notes that they are there must not have the note alone.
     """
     effects = [(change, _effect(change, later, recording, constants)) for change in changes]
-    made = [change for change, effect in effects if effect is _MADE_ANYWAY]
-    owners = {change.place.owner for change in made}
+    once = [change for change, effect in effects if effect is _MADE_ANYWAY]
+    owners = {change.place.owner for change in once}
     notes = [one for one, _ in effects if one.place.owner in owners and is_note(one, later)]
     effects = [one for one in effects if not any(one[0] is note for note in notes)]
-    once = [change for change in made if not any(map(change.is_at, later))]
     recording.leftovers.tables = made_tables(once, notes, recording.values, recording.model)
     lost = [change for change, effect in effects if effect is None]
     lost += [one for one in later if not one.tensors and not any(map(one.is_at, changes))]
@@ -291,8 +290,8 @@ def _effect(change: StateChange, later: Sequence[StateChange], recording: Record
     model, values = recording.model, recording.values
     if not all(map(values.has_node_for, change.tensors)):
         return None
-    is_missing = change.before is None and change.key is not None
+    after = next((one.value for one in later if change.is_at(one)), None)
+    is_missing = change.before is None and change.key is not None and after is None
     if change.tensors and is_missing and not change.is_buffer and _is_constant(change, values, constants):
         return _MADE_ANYWAY
-    after = next((one.value for one in later if change.is_at(one)), None)
     return effect_function(change, after, model.get_submodule(change.place.owner))

@@ -264,3 +264,26 @@ def test_hooks_that_a_call_installs_are_named_alike_in_every_recording_and_not_a
     assert texts[0] == texts[1]
     assert "layers.0._forward_hooks" in texts[0][0] or "layers.19._forward_hooks" in texts[0][0]
     assert "and 13 more in a way" in texts[0][0]
+
+
+class Leaves(nn.Module):
+    """Leaves a constant in an attribute that it does not have before."""
+
+    def __init__(self, *, in_dict: bool) -> None:
+        super().__init__()
+        self.layer, self.in_dict = nn.Linear(6, 6), in_dict
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(6, 6).triu()
+        self.mask = {"mask": mask} if self.in_dict else mask
+        return self.layer(x) @ mask
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_a_constant_that_every_call_leaves_is_left_where_none_was(in_dict: bool) -> None:
+    """It was taken for a table that is made once, and left by no run."""
+    model = Leaves(in_dict=in_dict)
+    pipe = pc.compile(model, 2, devices=["cpu"] * 2, n_microbatches=2, cost="analytic")
+    pipe(torch.randn(4, 6))
+    left = model.mask["mask"] if in_dict else model.mask
+    assert torch.equal(left, torch.ones(6, 6).triu())
