@@ -17,6 +17,7 @@ __all__ = [
     "imported_modules",
     "left_names",
     "loaded_globals",
+    "may_write_tensors",
     "names_in",
 ]
 
@@ -42,6 +43,16 @@ def names_in(code: CodeType) -> frozenset[str]:
         inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
         _known[id(code)] = code, frozenset(code.co_names).union(*inner)
     return _known[id(code)][1]
+
+
+def may_write_tensors(code: CodeType) -> bool:
+    """Return whether code names a method that writes in place (`mul_`), or what shows the memory of a tensor (`data`)."""
+    names = names_in(code)
+    return not _MEMORY.isdisjoint(names) or any(name.endswith("_") and not name.endswith("__") for name in names)
+
+
+_MEMORY = frozenset(("data", "numpy", "storage", "untyped_storage"))
+"""Names of what shows the memory of a tensor, which is then written without a new version."""
 
 
 def attribute_names(code: CodeType) -> frozenset[str]:

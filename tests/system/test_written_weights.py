@@ -92,6 +92,17 @@ class HookOfAnother(HookExchanges):
         self.last.weight.data.mul_(0.9)
 
 
+class HookedLater(HookExchanges):
+    """The first calls write nothing."""
+
+    calls = 0
+
+    def decay(self, layer: nn.Module, _args: Any) -> None:
+        self.calls += 1
+        if self.calls > 4:
+            layer.weight.data.mul_(0.9)
+
+
 class HookedNorm(Critic):
     """A layer in evaluation mode, whose buffers nothing writes."""
 

@@ -7,11 +7,14 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from pipecompile.tracing.loaded_names import (
     bound_attributes,
     bound_globals,
     imported_modules,
     loaded_globals,
+    may_write_tensors,
     names_in,
 )
 
@@ -93,3 +96,10 @@ def test_names_that_code_binds_are_those_of_stores_and_deletions_also_inside() -
 
     assert bound_globals(function.__code__) == {"BOUND", "GONE"}
     assert bound_attributes(function.__code__) == {"written", "removed"}
+
+
+def test_names_by_which_tensors_are_written() -> None:
+    functions = [lambda w: w.mul_(2), lambda w: w.data, lambda w: torch._foreach_mul_([w], 2), lambda w: w.numpy()]
+    assert all(may_write_tensors(function.__code__) for function in functions)
+    others = [lambda w: w.mul(2), lambda w: w.__add__(1), lambda w: w.datum]
+    assert not any(may_write_tensors(function.__code__) for function in others)

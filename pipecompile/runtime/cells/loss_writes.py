@@ -2,7 +2,8 @@
 
     F0  loss writes w, and saves it     F1  loss writes w again     B0  reads the copy that F0 took at its end
 
-The first call of a loss notes those of the tensors near it that it writes. Each forward saves copies of these.
+The first call of a loss notes those of the tensors near it that it writes. Each forward saves copies of these. If the code of the loss
+names something that writes tensors (`mul_`, `data`), a later call may write those that it names: each forward saves copies of them too.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.saved_state import state_copied
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.hidden_values import is_hidden
+from pipecompile.torch_private.modules import forwards_of
 from pipecompile.torch_private.storages import storage_key
-from pipecompile.tracing.state.function_state import roots_near, tensors_held
+from pipecompile.tracing.state.function_state import functions_near, roots_near, tensors_held
 from pipecompile.tracing.state.tensor_contents import CopyBeforeWrite, is_same_memory
+from pipecompile.tracing.state.writing_code import writable_tensors
 
 __all__ = ["LossWrites", "copying_forward"]
 
 
 class LossWrites:
-    """The tensors of a loss function that its first call has `written`; None before that call."""
+    """The tensors of a loss function that its first call has `written`, or that a later one may write; None before that call."""
 
     def __init__(self, loss_fn: Callable[..., Any]) -> None:
         self._loss_fn = loss_fn
@@ -50,9 +54,20 @@ class LossWrites:
         with guard:
             result = losses(*arguments)
         moved = {id(one) for one, alias in aliases if not is_same_memory(one, alias)}
+        moved |= {id(one) for one in _written_later(self._loss_fn, [one for one, _ in aliases])}
         written = guard.copies.keys()
         self.written = [one for one, alias in aliases if id(one) in moved or storage_key(alias) in written]
         return result
+
+
+def _written_later(loss_fn: Callable[..., Any], near: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return those of the tensors near a loss that its code, or code near it, may write in a later call."""
+    called = forwards_of(loss_fn) if isinstance(loss_fn, nn.Module) else [loss_fn]
+    modules = [one for one in (loss_fn, *roots_near(loss_fn)) if isinstance(one, nn.Module)]
+    named = (pair for one in modules for pair in (*one.named_parameters(), *one.named_buffers()))
+    names = {id(tensor): name for name, tensor in named}
+    functions = (function for one in called for function in functions_near(one))
+    return writable_tensors(functions, [(names.get(id(one), ""), one) for one in near])
 
 
 def copying_forward(run: Run, state: Sequence[torch.Tensor], writes: LossWrites | None) -> Run:

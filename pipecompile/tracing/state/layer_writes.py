@@ -4,6 +4,7 @@ spectral_norm                    torch.mv(weight, v, out=u)         a kernel wri
 hook of a layer                  layer.weight.data.mul_(0.9)        a kernel writes, and leaves no new version
 hook of a layer                  layer.weight.data = values         no kernel writes: the tensor has other memory
 
+A hook that names what writes weights of its layer may write them in later calls: they count as written, and are not among the names.
 The buffers of a layer in training count as written in any case (`NodeFacts.mutates`): this is what was written indeed.
 """
 
@@ -19,6 +20,8 @@ from pipecompile.torch_private.modules import forward_hooks_of
 from pipecompile.torch_private.storages import storage_key
 from pipecompile.tracing.emit.value_nodes import ValueNodes, storages
 from pipecompile.tracing.interception.dispatcher import DispatchRecorder
+from pipecompile.tracing.state.function_state import functions_near
+from pipecompile.tracing.state.writing_code import writable_tensors
 
 __all__ = ["LayerWrites"]
 
@@ -34,12 +37,15 @@ class LayerWrites:
         """Return `run` of a layer such that its call adds to `written` the tensors of the model that it writes: its hooks may write any."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            aliases = self._aliases() if any(any(forward_hooks_of(one)) for one in module.modules()) else []
+            hooks = [hook for one in module.modules() for table in forward_hooks_of(one) for hook in table.values()]
+            aliases = self._aliases() if hooks else []
             with self._dispatcher.writes_noted() as found:
                 result = run(*args, **kwargs)
             found += [alias for twin, alias in aliases if storage_key(twin) != storage_key(alias)]
             if found:
                 self._note(found, {id(twin): alias for twin, alias in aliases}, written)
+            functions = (function for hook in hooks for function in functions_near(hook))
+            written.extend(writable_tensors(functions, (*module.named_parameters(), *module.named_buffers())))
             return result
 
         call.__name__ = getattr(run, "__name__", "call")
