@@ -18,8 +18,8 @@ from pipecompile.runtime.cells.forward_backward import Function
 from pipecompile.runtime.cells.saved_state import state_copied
 from pipecompile.runtime.registers import Frame, Run
 from pipecompile.torch_private.hidden_values import is_hidden
-from pipecompile.torch_private.modules import forwards_of
 from pipecompile.torch_private.storages import storage_key
+from pipecompile.tracing.reachable_code import reachable
 from pipecompile.tracing.state.function_state import functions_near, roots_near, tensors_held
 from pipecompile.tracing.state.tensor_contents import CopyBeforeWrite, is_same_memory
 from pipecompile.tracing.state.writing_code import writable_tensors
@@ -62,12 +62,12 @@ class LossWrites:
 
 def _written_later(loss_fn: Callable[..., Any], near: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return those of the tensors near a loss that its code, or code near it, may write in a later call."""
-    called = forwards_of(loss_fn) if isinstance(loss_fn, nn.Module) else [loss_fn]
+    functions = reachable(loss_fn).functions if isinstance(loss_fn, nn.Module) else functions_near(loss_fn)
     modules = [one for one in (loss_fn, *roots_near(loss_fn)) if isinstance(one, nn.Module)]
     named = (pair for one in modules for pair in (*one.named_parameters(), *one.named_buffers()))
     names = {id(tensor): name for name, tensor in named}
-    functions = (function for one in called for function in functions_near(one))
-    return writable_tensors(functions, [(names.get(id(one), ""), one) for one in near])
+    called = (function for function in functions if function.__name__ != "__init__")
+    return writable_tensors(called, [(names.get(id(one), ""), one) for one in near])
 
 
 def copying_forward(run: Run, state: Sequence[torch.Tensor], writes: LossWrites | None) -> Run:

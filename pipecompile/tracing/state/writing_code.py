@@ -19,13 +19,15 @@ __all__ = ["writable_tensors"]
 def writable_tensors(
     functions: Iterable[FunctionType], tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> list[torch.Tensor]:
-    """Return those of the tensors, with their names in a module, that functions name beside something that writes tensors. A tensor with
-    the name "" is none of a module, and code that is near reaches it.
+    """Return those of the tensors, with their names in a module, that functions name, if one of these names something that writes tensors:
+    others may pass the tensor to it. A tensor with the name "" is none of a module, and code that is near reaches it.
     """
-    codes = [function.__code__ for function in functions if may_write_tensors(function.__code__)]
+    codes = [function.__code__ for function in functions]
+    if not any(map(may_write_tensors, codes)):
+        return []
     names = frozenset[str]().union(*map(names_in, codes))
     is_any = not names.isdisjoint(_ALL)
-    named = ((name.rpartition(".")[2], tensor) for name, tensor in tensors) if codes else ()
+    named = ((name.rpartition(".")[2], tensor) for name, tensor in tensors)
     return [tensor for name, tensor in named if is_any or not name or name in names]
 
 
