@@ -34,10 +34,15 @@ def warn_of_repeated(graph: TracedGraph, model: nn.Module, left: Sequence[LeftRu
     """Warn of tensors that the graph of a model changes in place, and of what it leaves on the model and no rule merges."""
     hint = "Try n_microbatches=1, or pipe.model(x)"
     if names := repeated_changes(graph, model):
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         warnings.once(
             "repeated",
-            f"forward changes {', '.join(names[:_NAMED])}{more}: in pipe(x) once for each micro-batch, and on the whole mini-batch once. {hint}",
+            f"forward changes {_listed(names)}: in pipe(x) once for each micro-batch, and on the whole mini-batch once. {hint}",
+        )
+    if names := sorted(graph.facts.left):
+        warnings.once(
+            "left",
+            f"hooks of layers, and pieces kept whole, leave {_listed(names)}: in pipe(x) once for each micro-batch, and not what the whole"
+            f" mini-batch leaves. {hint}",
         )
     for rule in left:
         if rule.line:
@@ -46,6 +51,11 @@ def warn_of_repeated(graph: TracedGraph, model: nn.Module, left: Sequence[LeftRu
                 f"what forward leaves in {rule.place.key!r} cannot be put together from micro-batches, because of {rule.line}: after pipe(x)"
                 f" it is that of the last one. {hint}",
             )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def repeated_changes(graph: TracedGraph, model: nn.Module) -> list[str]:

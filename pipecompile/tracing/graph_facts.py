@@ -48,6 +48,7 @@ class GraphFacts:
     reads       the state that the recording read beyond its inputs; None for a graph that was read from its text
     tables      the tables that every run makes anew, and that the model keeps once they are made
     written     the names of the tensors of the model that layers and pieces kept whole were seen to write
+    left        the names of what hooks of layers and pieces kept whole were seen to leave on objects
     noticed_at  the user's line that saw that a value is fake, after which the model may take another way; "" if none did
     """
 
@@ -69,3 +70,4 @@ class GraphFacts:
     noticed_at: str = ""
     tables: tuple[MadeTable, ...] = ()
     written: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()

@@ -261,3 +261,29 @@ def test_what_a_recording_for_one_batch_size_leaves_is_warned_of(kind: type[Net]
     found = [one for one in messages(kind()) if "cannot be put together" in one]
     assert len(found) == bool(name)
     assert all(one.startswith(f"what forward leaves in {name!r} ") for one in found)
+
+
+class Stores(Hooked):
+    def scale(self, layer: nn.Linear, args: Any) -> None:
+        layer.seen = args[0]
+
+
+class Looks(Hooked):
+    def scale(self, layer: nn.Linear, args: Any) -> None:
+        assert len(args) == 1
+
+
+class KeepsInPiece(Net):
+    def change(self, h: torch.Tensor) -> None:
+        if float(h.detach().sum()) < 1e9:
+            self.kept = h.detach()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Stores, "first.seen"), (Looks, ""), (NormedByHook, ""), (KeepsInPiece, "kept")]
+)
+def test_what_hooks_and_pieces_leave_is_warned_of(kind: type[Net], name: str) -> None:
+    """Lists had an item for each micro-batch, and attributes what the last one left, without a word."""
+    found = [one for one in messages(kind()) if "pieces kept whole, leave" in one]
+    assert len(found) == bool(name)
+    assert all(f" leave {name}: in pipe(x) once" in one for one in found)

@@ -37,6 +37,7 @@ from pipecompile.tracing.graph_facts import GraphFacts
 from pipecompile.tracing.node_facts import NodeFacts, facts, note, set_facts, value_of
 from pipecompile.tracing.opaque.opaque_calls import OpaqueCalls
 from pipecompile.tracing.state.layer_writes import LayerWrites
+from pipecompile.tracing.state.recording_leftovers import RecordingLeftovers
 from pipecompile.tracing.traced_graph import TracedGraph
 
 __all__ = ["RecordedForward", "assemble_graph", "write_back"]
@@ -52,6 +53,7 @@ class RecordedForward(Protocol):
     twins: Twins
     opaque_calls: OpaqueCalls
     layer_writes: LayerWrites
+    leftovers: RecordingLeftovers
 
 
 def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) -> TracedGraph:
@@ -72,6 +74,7 @@ def assemble_graph(recording: RecordedForward, inputs: FlatInputs, output: Any) 
         outside=regions.outside, device=recording.twins.device, kept=recording.opaque_calls.reasons(),
         rebound=_names(recording.model, rebound), carried=recording.opaque_calls.opaque.carried.facts(),
         written=frozenset(recording.layer_writes.names) | _written_by_pieces(recording),
+        left=recording.leftovers.left_names,
     )  # fmt: skip
     module = TracedGraph(values.roots, graph, noted, type(recording.model).__name__)
     module.training = recording.model.training

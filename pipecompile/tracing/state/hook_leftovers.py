@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from pipecompile.errors import TraceError
-from pipecompile.torch_private.modules import backward_hooks_of
+from pipecompile.torch_private.modules import backward_hooks_of, forward_hooks_of, users_hooks
 from pipecompile.tracing.loaded_names import attribute_names
 from pipecompile.tracing.state.effect_places import value_at
 from pipecompile.tracing.state.leftover_state import StateChange
@@ -53,6 +53,13 @@ class HookLeftovers:
     def has_items(self) -> bool:
         """Whether hooks have appended to a list: only the next call shows whether the forward empties it."""
         return any(change.key is None for _, change in self._left.values())
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of what hooks of the user have left."""
+        changes = [change for layer, change in self._left.values() if any(map(users_hooks, forward_hooks_of(layer)))]
+        paths = {id(vars(module)): f"{path}." for path, module in self.model.named_modules() if path} if changes else {}
+        return frozenset(paths.get(id(change.place.container), "") + change.name for change in changes)
 
     def note(self, layer: nn.Module, changes: Sequence[StateChange]) -> None:
         """Note what the hooks of a layer have changed. What hooks themselves remove again is forgotten."""

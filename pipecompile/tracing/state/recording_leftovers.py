@@ -52,11 +52,17 @@ class RecordingLeftovers:
         self._leaf_keys: set[tuple[int, Any]] = set()
         self._graph_keys: set[tuple[int, Any]] = set()
         self._left: dict[tuple[int, Any], tuple[Any, RLock]] = {}
+        self._of_pieces = frozenset[str]()
 
     @property
     def written(self) -> frozenset[tuple[int, Any]]:
         """The (container, key) pairs that a run of the graph writes, by its own nodes and inside leaf modules."""
         return frozenset(self._leaf_keys | self._graph_keys)
+
+    @property
+    def left_names(self) -> frozenset[str]:
+        """The names of what hooks of layers and pieces kept whole have left, which no node of the graph leaves."""
+        return self.of_hooks.names | self._of_pieces
 
     def note_written(self, change: StateChange) -> None:
         """Note that a node of the graph makes this change."""
@@ -107,7 +113,9 @@ class RecordingLeftovers:
 
     def of_pieces(self, changes: Sequence[StateChange]) -> list[StateChange]:
         """Return the changes that are what pieces have left last: their Python leaves it in each run, and no node has to."""
-        return [change for change in changes if self._left_at(change)[0] is change.value]
+        found = [change for change in changes if self._left_at(change)[0] is change.value]
+        self._of_pieces |= {change.name for change in found}
+        return found
 
     def turns_at(self, change: StateChange) -> RLock | None:
         """Return what a node that makes this change must hold: a piece may be between leaving the attribute and its return."""
