@@ -13,7 +13,7 @@ Storages and writes come from the recording (NodeFacts), so this module has no l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ import torch
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
+from pipecompile.graph.gradient_paths import differentiated, reached, reaching
 from pipecompile.graph.left_branches import anchored_branches
 from pipecompile.graph.left_reads import tie_left_reads
 from pipecompile.graph.region_parts import tie_lone_writes
@@ -38,7 +39,6 @@ from pipecompile.tracing.traced_graph import TracedGraph
 __all__ = [
     "compute_nodes",
     "compute_ties",
-    "differentiated",
     "note_ties",
     "reasons_of_ties",
     "ties_of",
@@ -160,7 +160,7 @@ def _tie_gradients(nodes: list[fx.Node], ties: nx.Graph[str]) -> None:
             _tie(ties, differentiated(node, nodes[: i + 1]), f"{_place(node)} differentiates what lies between")
         elif node.target in (rebuilt, remade):
             held = set(node.all_input_nodes)
-            inside = _reached(held, nodes[:i]) & _reaching(held, nodes[:i])
+            inside = reached(held, nodes[:i]) & reaching(held, nodes[:i])
             path = [*(other for other in nodes[:i] if other in inside), node] if inside - held else []
             _tie(ties, path, f"{_place(node)} closes over their tensors and may differentiate them")
 
@@ -185,32 +185,6 @@ def _tie_left_values(graph: fx.GraphModule, nodes: list[fx.Node], ties: nx.Graph
             _tie(ties, (*sources, node), f"{_place(node)} leaves the tensor on the model")
     for branch in anchored_branches(graph, nodes):
         _tie(ties, branch, f"{_place(branch[-1])} leaves a tensor on the model, and they lead to nothing else")
-
-
-def differentiated(call: fx.Node, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Return those of `nodes`, which end with a call of `autograd.grad`, that are computed from the inputs of the call, and these."""
-    inputs: set[fx.Node] = set()
-    fx.node.map_arg(call.kwargs.get("inputs", call.args[1:2]), inputs.add)
-    reached = _reached(inputs, nodes)
-    return [node for node in nodes if node in reached]
-
-
-def _reached(sources: set[fx.Node], nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that are computed from the sources, and these."""
-    reached = set(sources)
-    for node in nodes:
-        if not reached.isdisjoint(node.all_input_nodes):
-            reached.add(node)
-    return reached
-
-
-def _reaching(ends: set[fx.Node], nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that the ends are computed from, and these."""
-    reaching = set(ends)
-    for node in reversed(nodes):
-        if node in reaching:
-            reaching.update(node.all_input_nodes)
-    return reaching
 
 
 def _tie_draws(nodes: list[fx.Node], ties: nx.Graph[str]) -> list[tuple[str, str]]:

@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule
-from pipecompile.graph.colocation import compute_nodes, differentiated
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.gradient_paths import differentiated
 from pipecompile.graph.merge_laws import has_unknown_size
 from pipecompile.tracing.node_facts import facts, value_of
 from pipecompile.tracing.traced_graph import TracedGraph

@@ -18,7 +18,8 @@ from torch import fx
 
 from pipecompile.batching.merging import MergeKind, MergeRule
 from pipecompile.graph.batch_flow import BatchFlow
-from pipecompile.graph.colocation import compute_nodes, differentiated
+from pipecompile.graph.colocation import compute_nodes
+from pipecompile.graph.gradient_paths import differentiated
 from pipecompile.graph.module_names import held_tensors
 from pipecompile.graph.stages import Stage, extract
 from pipecompile.tracing.node_facts import facts
