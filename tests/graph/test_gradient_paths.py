@@ -22,7 +22,9 @@ class Adapted(nn.Module):
     def forward(self, support: Tensor, labels: Tensor, x: Tensor) -> Tensor:
         support, x = self.first(support), self.first(x)
         weights = dict(self.net.named_parameters())
-        gradients = torch.autograd.grad(cross_entropy(self.net(support), labels), [*weights.values()], create_graph=True)
+        gradients = torch.autograd.grad(
+            cross_entropy(self.net(support), labels), [*weights.values()], create_graph=True
+        )
         weights = {name: one - 0.1 * two for (name, one), two in zip(weights.items(), gradients, strict=True)}
         return torch.func.functional_call(self.net, weights, (x,))
 
