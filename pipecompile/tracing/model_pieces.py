@@ -24,6 +24,7 @@ from pipecompile.tracing.outlining.code_blocks import CodeBlock, blocks_around, 
 from pipecompile.tracing.outlining.outlined_calls import BlockCall, code_outlined, owner_in, owner_of
 from pipecompile.tracing.outlining.outlined_code import original_code
 from pipecompile.tracing.plain_functions import function_name, function_of, functions_replaced
+from pipecompile.tracing.trace_errors import is_unsupported_by_fakes
 from pipecompile.tracing.user_source import frames, is_users
 
 __all__ = [
@@ -117,7 +118,8 @@ def candidates(error: BaseException, model: nn.Module, code: str = "") -> Iterat
         elif code in _DECISIONS and _share(model.get_submodule(path), model) >= _LARGE:
             pieces |= _blocks(frame, line, path) if in_loop(original_code(frame.f_code), line) else {}
     yield from (*reversed(pieces), *vars(error).get(_FUNCTION_PIECE, ()))
-    yield from (piece for piece in reversed(blocks) if code != _OTHER or not piece.block)
+    is_known = code != _OTHER or is_unsupported_by_fakes(error)
+    yield from (piece for piece in reversed(blocks) if is_known or not piece.block)
 
 
 def _function(frame: FrameType) -> dict[Piece, None]:

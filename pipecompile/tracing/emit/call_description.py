@@ -189,6 +189,8 @@ def node_call(func: Any, args: Any) -> NodeCall:
         return "call_function", getattr if getting else setattr, (args[0], attribute, *([] if getting else args[1:2]))
     if name in _OPERATORS:
         return "call_function", _OPERATORS[name], args
+    if name == "new" and len(args) == 2 and isinstance(args[1], torch.Size):
+        return "call_method", "new_empty", args  # fx writes the size as a tuple, and `new` takes a tuple as data
     if getattr(torch.Tensor, name, None) == func:
         return "call_method", name, (args[0], *map(HeldArgument, args[1:])) if name in HOOKS else args
     return "call_function", func, args

@@ -45,6 +45,16 @@ def test_calls_are_written_as_fx_writes_them(body, op, target):
     assert torch.equal(graph(x), body(x))
 
 
+@pytest.mark.parametrize("size", [lambda x: x.size(), lambda x: x.shape[:1] + torch.Size([4]), lambda x: torch.Size([4])])
+def test_a_new_tensor_of_a_size_has_this_size(size) -> None:
+    """`x.new(x.size())` made a tensor of the numbers of the size, silently where both shapes could be added."""
+    graph = trace(Body(lambda x: x + x.new(size(x)).fill_(2.0)), torch.rand(3, 4))
+    for samples in (3, 5):
+        assert torch.equal(graph(torch.zeros(samples, 4)), torch.full((samples, 4), 2.0))
+    data = trace(Body(lambda x: x + x.new((1.0, 2.0))), torch.rand(3, 2))
+    assert torch.equal(data(torch.zeros(1, 2)), torch.tensor([[1.0, 2.0]]))
+
+
 class Named(nn.Module):
     """Names that a GraphModule has for itself, and such that Python's syntax has."""
 

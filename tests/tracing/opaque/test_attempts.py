@@ -692,3 +692,30 @@ def test_a_piece_whose_number_each_call_changes_is_refused_before_a_step():
         pc.TraceError, match=r"numbered: it returns a value of type int that depends on .* earlier calls"
     ):
         pc.trace(DividedByCalls(), torch.randn(2, 4))
+
+
+class Mixed(nn.Module):
+    """Mixup: what a Beta distribution draws, by an operator for which torch has no shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = torch.distributions.Beta(0.4, 0.4).sample((len(x),))
+        mixed = shares[:, None] * x
+        return self.b(self.a(mixed).relu())
+
+
+def test_statements_around_an_operator_without_a_shape_are_kept_whole() -> None:
+    """Statements of the whole model's forward were not kept: PC199 for every model that draws from Beta or Dirichlet."""
+    model = Mixed()
+    found = pc.explain(model, torch.rand(8, 4))
+    assert [part.code for part in found.kept_whole] == ["PC199"]
+    pipe = pc.compile(model, 2, n_microbatches=2, loss_fn=nn.functional.mse_loss, cost="analytic")
+    x, target = torch.rand(8, 4), torch.rand(8, 4)
+    torch.manual_seed(0)
+    loss = pipe.step(x, target=target)
+    torch.manual_seed(0)
+    parts = zip(x.chunk(2), target.chunk(2), strict=True)
+    assert torch.equal(loss, sum(nn.functional.mse_loss(model(one), two).detach() / 2 for one, two in parts))
