@@ -45,7 +45,9 @@ def test_calls_are_written_as_fx_writes_them(body, op, target):
     assert torch.equal(graph(x), body(x))
 
 
-@pytest.mark.parametrize("size", [lambda x: x.size(), lambda x: x.shape[:1] + torch.Size([4]), lambda x: torch.Size([4])])
+@pytest.mark.parametrize(
+    "size", [lambda x: x.size(), lambda x: x.shape[:1] + torch.Size([4]), lambda x: torch.Size([4])]
+)
 def test_a_new_tensor_of_a_size_has_this_size(size) -> None:
     """`x.new(x.size())` made a tensor of the numbers of the size, silently where both shapes could be added."""
     graph = trace(Body(lambda x: x + x.new(size(x)).fill_(2.0)), torch.rand(3, 4))
