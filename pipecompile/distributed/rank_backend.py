@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from pipecompile.distributed.data_parallel.batchnorm_sync import (
 )
 from pipecompile.distributed.data_parallel.replicas import Replicas, broadcast_from_first
 from pipecompile.distributed.data_parallel.sharded_parameters import ShardedParameters
+from pipecompile.distributed.loss_parameters import loss_parameters, warn_of_untrained
 from pipecompile.distributed.messages.direct_values import DirectValues
 from pipecompile.distributed.messages.value_transport import GlooValues, ValueTransport
 from pipecompile.distributed.rank_executable import RankExecutable
@@ -80,6 +82,7 @@ class RankBackend(Backend):
         self.has_home: Callable[[torch.Tensor], bool] = lambda _: True  # set by the pipeline
         self.new_parameters: list[nn.Parameter] = []  # that have a home since the last recording
         self.stale_values = StaleValues(self._elsewhere)
+        self._of_loss: list[Any] | None = None  # its parameters on this rank, once stages are placed
 
     def continue_from(self, copied: CompileContext) -> None:
         """Begin with the values that a pipeline has whose model was copied, if it is compiled: each replica has buffers of its own."""
@@ -197,8 +200,22 @@ class RankBackend(Backend):
         last = plan.placement[-1]
         if here == last:
             homes.move_unused(model, options.devices[last])
+        self._note_loss(options.loss_fn, model, last)
         homes.assign_unused(model, last)  # the loss may use it
         return copies
+
+    def _note_loss(self, loss: Callable[..., Any] | None, model: nn.Module, last: int) -> None:
+        """Note the parameters of the loss on its rank; warn of them on others, once."""
+        is_first, ranks = self._of_loss is None, self.communicator.ranks
+        self._of_loss = loss_parameters(loss, model) if ranks.index == last else []
+        if is_first and ranks.index != last:
+            warn_of_untrained(loss, model, ranks.rank_of(last))
+
+    def parameters_of_loss(self, loss: Callable[..., Any] | None) -> list[Any]:
+        """Return the parameters of the loss that this rank trains; all of them before stages are placed."""
+        if self._of_loss is None:
+            return [] if self.model is None else loss_parameters(loss, self.model)
+        return self._of_loss
 
     def deferred_norms(self, norms: DeferredNorms) -> DeferredNorms:
         if self.copies is None:
@@ -249,7 +266,7 @@ class RankBackend(Backend):
         used = self._own((tensor for _, tensor in tensor_uses(graph, stages)), homes)
         model = () if self.model is None else (*self.model.parameters(), *self.model.buffers())
         if not self.has_values:
-            broadcast_from_first((used | self._own(model, homes)).values(), self.copies)
+            broadcast_from_first([*(used | self._own(model, homes)).values(), *(self._of_loss or ())], self.copies)
         self.shards.shard(tensor for tensor in used.values() if isinstance(tensor, nn.Parameter))
 
     def _own(self, tensors: Iterable[torch.Tensor], homes: Homes) -> dict[int, torch.Tensor]:

@@ -200,9 +200,9 @@ class RankModule(Pipeline):
         return (buffer for buffer in self.model.buffers(recurse) if self._is_here(buffer))
 
     def _whole_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the parameters of this rank that are not sharded."""
-        here = (parameter for parameter in self.model.parameters() if self._is_here(parameter))
-        return (parameter for parameter in here if self._shards.shard_of(parameter) is parameter)
+        """Return the parameters of this rank that are not sharded, with those of the loss."""
+        whole = (one for one in self.model.parameters() if self._is_here(one) and self._shards.shard_of(one) is one)
+        return chain(whole, self._backend.parameters_of_loss(self._options.loss_fn))
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import nn
 
+from pipecompile.distributed.loss_parameters import loss_parameters
 from pipecompile.errors import InputError, ScheduleError
 from pipecompile.graph.stages import Stage
 from pipecompile.ir.directions import Placement
 from pipecompile.runtime.cells.side_effects import SideEffects
-from pipecompile.tracing.state.function_state import tensors_near
 
 __all__ = ["check_loss", "check_placed", "check_stateless"]
 
@@ -48,8 +48,7 @@ def _left_behind(effects: SideEffects) -> str:
 
 def check_loss(loss: Callable[..., Any] | None, model: nn.Module, n_copies: int) -> None:
     """Raise InputError if a loss has parameters that are not the model's: it runs on several ranks, each with its micro-batches."""
-    own = set(map(id, model.parameters()))
-    if any(one.requires_grad and one.is_leaf for key, one in tensors_near(loss).items() if key not in own):
+    if loss_parameters(loss, model):
         raise InputError(
             f"the loss has parameters of its own, and runs on the {n_copies} ranks with a copy of the last stage",
             why="each of them would have a part of their gradients",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -198,6 +199,44 @@ def loaded() -> dict[str, Any]:
     return {"off": off, "errors": [*errors, _error(pipe, x, y)]}
 
 
+class Weighed(nn.Module):
+    """A loss of two tasks with trained weights of its own."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.full((2,), start))
+
+    def forward(self, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        tasks = torch.stack([mse_loss(y, t), y.square().mean()])
+        return ((-self.weights).exp() * tasks + self.weights).sum()
+
+
+def of_its_own() -> dict[str, Any]:
+    """Return how far weights of a loss, and losses, are from eager's on the whole batch, and the warnings."""
+    torch.manual_seed(3)
+    model, x, y = blocks(), torch.randn(SAMPLES, 6).double(), torch.randn(SAMPLES, 3).double()
+    mesh = mesh_of((2, 2), "dp", "pp")
+    loss, theirs = (Weighed(start).double() for start in (float(mesh.get_local_rank("dp")), 0.0))
+    eager, part, off = copy.deepcopy(model), part_of(mesh), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipe = pc.compile(model, 2, mesh=mesh, n_microbatches=2, example_args=(x[part],), loss_fn=loss, cost="analytic")
+        mine = torch.optim.SGD([*pipe.parameters(), *loss.parameters()], 0.1)
+        other = torch.optim.SGD([*eager.parameters(), *theirs.parameters()], 0.1)
+        for _ in range(STEPS):
+            mine.zero_grad()
+            other.zero_grad()
+            expected = theirs(eager(x), y)
+            expected.backward()
+            off.append(float(pipe.step(x[part], target=y[part]) - expected))
+            mine.step()
+            other.step()
+    if pipe.needs_targets:
+        off.append(distance_of(loss.weights, theirs.weights))
+    told = [str(one.message) for one in caught if "the loss has" in str(one.message)]
+    return {"off": off, "told": told, "trains": pipe.needs_targets}
+
+
 class Tempered(Centred):
     """A model with a temperature and a mean for the loss alone."""
 
@@ -251,5 +290,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "weights beside the loss": auxiliary,
     "weights of other ranks": elsewhere,
     "values of other ranks": loaded,
+    "weights of the loss": of_its_own,
     "values of the loss": of_the_loss,
 } | {f"refused: {name}": (lambda name=name: refused(name)) for name in REFUSED}

@@ -384,6 +384,15 @@ def test_a_loss_trains_and_writes_what_no_stage_uses(run: RankRun) -> None:
         assert "the loss writes the parameter 'frozen', which stage 0 reads" in each["error"]
 
 
+def test_copies_sum_the_gradients_of_what_the_loss_trains(run: RankRun) -> None:
+    """Each copy trained its own weights of the loss by its own part of the batch, silently; so did other ranks not train them at all."""
+    for each in run.of("weights of the loss"):
+        assert max(map(abs, each["off"])) < 1e-14
+        assert [text.partition(",")[0] for text in each["told"]] == ["the loss has parameters of its own"] * (
+            not each["trains"]
+        )
+
+
 @pytest.mark.parametrize("case", ["changed", "changed parts"])
 def test_a_change_on_one_rank_is_recorded_by_all(run: RankRun, case: str) -> None:
     for each in run.of(case):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipecompile.distributed import loss_parameters
 from pipecompile.distributed.agreement import first_values, state_of_copies, update_differences, weights_of_copies
 from pipecompile.driver import compile_context, left_on_ranks, loss_reads, repeated_changes, tables_of_model
 from pipecompile.driver.warnings_once import WarningsOnce
@@ -80,6 +81,7 @@ def test_each_row_has_a_warning() -> None:
         *texts(function_state),
         *texts(left_on_ranks),
         *texts(loss_reads),
+        *texts(loss_parameters),
         *texts(first_values),
         *texts(update_differences),
         *texts(weights_of_copies),
