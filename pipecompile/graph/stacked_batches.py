@@ -41,8 +41,9 @@ class StackedBatches:
         `known` has the rules of the values before.
         """
         sources = [one for one in node.all_input_nodes if not facts(one).is_size]
-        if word_of(node) in ("cat", "concat", "concatenate"):
-            return self._stacked(node, sources, known)
+        is_cat = word_of(node) in ("cat", "concat", "concatenate")
+        if is_cat and (rules := self._stacked(node, sources, known)) is not None:
+            return rules
         stacked = [one for one in sources if one in self.blocks]
         if not stacked:
             return None

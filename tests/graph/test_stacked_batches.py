@@ -55,6 +55,7 @@ def kind(compared: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Te
         lambda z, x, y: torch.sub(*(z * noise(z)).chunk(2)),
         lambda z, x, y: (z[: len(x)] * z[len(x) :]) * torch.rand(len(z), 1).floor_().chunk(2)[0],
         lambda z, x, y: torch.addcmul(*torch.cat([z, x.flatten(1)[:, :4]]).relu_().chunk(3)),
+        lambda z, x, y: torch.sub(*torch.cat([z, z[:, :1].expand_as(z)], -1).chunk(2)),
     ],
 )
 def test_batches_that_are_divided_again_are_joined(
@@ -72,6 +73,8 @@ def test_batches_that_are_divided_again_are_joined(
         lambda z, x, y: (z - z.mean(0)).chunk(2)[0],
         lambda z, x, y: z.index_fill_(0, torch.tensor([1]), 0.0).chunk(2)[0],
         lambda z, x, y: z.reshape(len(x), 8),
+        lambda z, x, y: torch.cat([z, z.flip(0)], -1).chunk(2)[0],
+        lambda z, x, y: torch.cat([z, torch.cat([y, x]).flatten(1)], -1).chunk(2)[0] - z.mean(),
         lambda z, x, y: (z * noise(z).cumsum(0)).chunk(2)[0],
         lambda z, x, y: (z * noise(z).view(-1, 2).cumsum_(1).view(-1, 1)).chunk(2)[0],
     ],
