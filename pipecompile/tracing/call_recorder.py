@@ -1,14 +1,14 @@
 """Calls of torch, of modules and of opaque pieces, each recorded as a node while a model runs on fake tensors.
 
-A call is made on the fake tensors first. It becomes a node if tensors come out of it or if tensors change: the versions of all
-tensors that the call reaches are compared before and after, and `effects` names the writes that versions do not show.
+A call is made on the fake tensors first. It becomes a node if tensors come out of it or change: the versions of all tensors that
+the call reaches are compared before and after, and `effects` names the writes that versions do not show.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -65,6 +65,7 @@ class CallRecorder(TorchFunctionMode):
     leftovers: RecordingLeftovers
     reads: AttributeReads
     generators: KnownGenerators
+    located: AbstractContextManager[None] = nullcontext()  # a search for the line of a draw
 
     def __init__(
         self, model: nn.Module, symbol: BatchSymbol, device: torch.device, opaque_calls: OpaqueCalls, *, grad: bool

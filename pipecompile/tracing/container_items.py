@@ -1,5 +1,5 @@
-"""The items of a container as Python stores them. Methods of the user's subclasses are not called: a lazy mapping would import its
-values.
+"""The items of a container and the attributes of an object as Python stores them. Methods of the user's classes are not called: a lazy
+mapping would import its values, and a config of transformers looks at each name in Python.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["CONTAINERS", "builtin_type", "items_in", "keys_in", "refill", "size_of", "values_in"]
+__all__ = ["CONTAINERS", "attributes_in", "builtin_type", "items_in", "keys_in", "refill", "size_of", "values_in"]
 
 CONTAINERS = (OrderedDict, dict, list, tuple, set, frozenset, deque)
 """The types of containers; a subclass stands before its base."""
@@ -24,6 +24,14 @@ def builtin_type(container: Any) -> Any:
         if isinstance(container, base):
             return base
     raise TypeError(f"{type(container).__name__} is not a container")
+
+
+def attributes_in(value: Any) -> Any:
+    """Return the `__dict__` of an object; None if it has none. A `__getattribute__` of its class is not called."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
 
 
 def keys_in(mapping: Any) -> Iterable[Any]:

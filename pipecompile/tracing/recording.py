@@ -212,7 +212,7 @@ class _Attempt:
             if python_draws(begun):
                 begun.restore()
                 again = Recorder(self.model, symbol, self.device, OpaqueCalls(opaque, symbol), grad=grad)
-                refuse_draws(partial(again.record, self.inputs), self.model, begun)
+                refuse_draws(again, self.inputs, begun)
         warn_of_outer_changes(self.model, changed)
         reads = replace(graph.facts.reads, lifted=self.lifted) if graph.facts.reads else None
         graph.facts = replace(graph.facts, grad_mode=grad if recorder.asked_grad_mode else None, reads=reads)
@@ -275,7 +275,7 @@ class Recorder(CallRecorder):
         return (
             self.reads, self.fake, self.draws, self.dispatcher, *self.twins.device_contexts, enable_python_dispatcher(),
             intercepted(self), pieces, builtins, caches_bypassed(self.reach.caches, self.paused), self,
-            self.executed,
+            self.executed, self.located,
         )  # fmt: skip
 
     def _placeholder(self, name: str, leaf: Any, dim: Any) -> Any:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import pipecompile as pc
-from pipecompile.tracing.container_items import items_in, keys_in, refill, values_in
+from pipecompile.tracing.container_items import attributes_in, items_in, keys_in, refill, values_in
+from pipecompile.tracing.state.snapshot import places_of
 
 
 class Lazy(OrderedDict[str, Any]):
@@ -74,3 +75,26 @@ def test_neither_recording_nor_guards_call_them() -> None:
     pipe.step(x)
     assert "table" in str(pipe.explain())
     assert Lazy.made == 0
+
+
+class Looked:
+    """Counts its attributes that are read, as a configuration of transformers does much in Python for each."""
+
+    reads = 0
+
+    def __init__(self) -> None:
+        self.cache = [1]
+
+    def __getattribute__(self, name: str) -> Any:
+        Looked.reads += 1
+        return super().__getattribute__(name)
+
+
+def test_the_search_for_state_does_not_call_the_methods_that_read_attributes() -> None:
+    model, config = nn.Linear(2, 2), Looked()
+    model.config = config
+    before = Looked.reads
+    found = places_of(model, deep=True)
+    assert Looked.reads == before
+    assert any(place.container is attributes_in(config)["cache"] for place in found)
+    assert attributes_in(1) is None

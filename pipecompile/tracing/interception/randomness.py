@@ -16,10 +16,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dis import opmap
 from functools import cache, wraps
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -176,8 +177,15 @@ def draws_located(states: RandomStates) -> Iterator[None]:
         sys.settrace(before)
 
 
+_BEHIND = ("CALL", "PRECALL", "FOR_ITER", "SEND", "YIELD", "BEFORE_", "WITH_", "UNPACK", "GET_", "IMPORT", "FORMAT")
+"""Beginnings of the names of Python's operations that may draw other than in a user function whose end is looked at."""
+
+_DRAWLESS = frozenset(number for name, number in opmap.items() if not name.startswith(_BEHIND))
+"""The other operations, most of all. To compare the states of all generators takes longer than most operations."""
+
+
 class _Locator:
-    """A trace function: before each operation of the user's functions it looks whether a generator was drawn from.
+    """A trace function: behind calls in the user's functions, and at their ends, it looks whether a generator was drawn from.
 
     `drawer` is the frame that drew, and `place` its line. The error is raised when that frame goes on: an error raised while a
     function returns would not have its frame in the traceback, by which the piece is found.
@@ -192,19 +200,34 @@ class _Locator:
         if event != "call" or not is_users(frame):
             return None
         self._look(_users_caller(frame))
+        step = self._steps_of(frame)
         frame.f_trace, frame.f_trace_opcodes = (
-            self.step,
+            step,
             True,
         )  # Python 3.13 asks for operations of frames with a function alone
-        return self.step
+        return step
 
-    def step(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "opcode":
-            self._look(frame)
-            if self.drawer is frame:
-                sys.settrace(None)
-                raise draw_refused(self.states, self.place)
-        return self.step
+    def _steps_of(self, frame: FrameType) -> Callable[..., Any]:
+        """Return the trace function of one frame. Behind an operation that draws nothing it does not look.
+
+        What the frame has drawn before it ends, the frame around it has drawn by its call.
+        """
+        operations, previous = frame.f_code.co_code, -1
+
+        def step(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal previous
+            if event == "opcode":
+                if previous not in _DRAWLESS:
+                    self._look(frame)
+                if self.drawer is frame:
+                    sys.settrace(None)
+                    raise draw_refused(self.states, self.place)
+                previous = operations[frame.f_lasti]
+            elif event == "return":
+                self._look(_users_caller(frame))
+            return step
+
+        return step
 
     def _look(self, frame: FrameType | None) -> None:
         if self.drawer is None and frame is not None and python_draws(self.states):
@@ -219,11 +242,20 @@ def _users_caller(frame: FrameType) -> FrameType | None:
     return outer
 
 
-def refuse_draws(record: Callable[[], object], model: nn.Module, states: RandomStates) -> NoReturn:
+class _Recorder(Protocol):
+    """A recorder that runs its model inside of `located`."""
+
+    model: nn.Module
+    located: AbstractContextManager[None]
+
+    def record(self, inputs: Any) -> object: ...
+
+
+def refuse_draws(recorder: _Recorder, inputs: Any, states: RandomStates) -> NoReturn:
     """Record again to find the line at which Python draws random numbers, and raise TraceError PC116 there."""
-    with draws_located(states):
-        record()
-    functions = map(inspect.unwrap, forwards_of(model))
+    recorder.located = draws_located(states)
+    recorder.record(inputs)
+    functions = map(inspect.unwrap, forwards_of(recorder.model))
     code = next((one.__code__ for one in functions if hasattr(one, "__code__")), None)
     place = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}" if code else ""
     raise draw_refused(states, place, "around this function, in a decorator or a hook, ")  # no user line drew

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from pipecompile.tracing.container_items import attributes_in
+
 __all__ = ["Slots", "array_content", "has_numbers", "hidden_container", "identity", "is_array", "set_array"]
 
 _LARGEST = 2**24
@@ -66,7 +68,7 @@ def hidden_container(value: Any, foreign: frozenset[str]) -> Any:
     if is_array(value):
         return value if value.flags.writeable and value.nbytes <= _LARGEST else None
     cls = type(value)
-    is_slotted = "__slots__" in vars(cls) and not hasattr(value, "__dict__")
+    is_slotted = "__slots__" in vars(cls) and attributes_in(value) is None
     return Slots(value) if is_slotted and cls.__module__.partition(".")[0] not in foreign else None
 
 

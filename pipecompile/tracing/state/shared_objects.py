@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from pipecompile.tracing.container_items import attributes_in
+
 __all__ = ["is_shared"]
 
 _SIGNS = (
@@ -24,5 +26,5 @@ def is_shared(value: Any) -> bool:
     """Return whether other threads run, and an object has a lock, a thread or a queue among its attributes. A module never is."""
     if isinstance(value, nn.Module) or len(sys._current_frames()) == 1:
         return False
-    attributes = getattr(value, "__dict__", None)
+    attributes = attributes_in(value)
     return isinstance(attributes, dict) and any(isinstance(one, _SIGNS) for one in attributes.copy().values())

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from pipecompile.torch_private.modules import GLOBAL_FORWARD_HOOKS, backward_hooks_of, forward_hooks_of
-from pipecompile.tracing.container_items import items_in, refill, size_of, values_in
+from pipecompile.tracing.container_items import attributes_in, items_in, refill, size_of, values_in
 from pipecompile.tracing.fakes.lifted_numbers import LiftedNumber
 from pipecompile.tracing.loaded_names import names_in
 from pipecompile.tracing.reachable_code import reachable
@@ -165,7 +165,8 @@ def _container(holder: Any, *, is_root: bool, deep: bool) -> Any:
         return holder
     if deep and (hidden := hidden_container(holder, _WITHOUT_SLOTS)) is not None:
         return hidden
-    return {} if not is_root and is_shared(holder) else getattr(holder, "__dict__", {})
+    attributes = None if not is_root and is_shared(holder) else attributes_in(holder)
+    return {} if attributes is None else attributes
 
 
 def _own_functions(holder: Any, labelled: list[tuple[str, Any]]) -> set[int]:
@@ -240,7 +241,7 @@ def can_hold(value: object) -> bool:
     """Return whether a value may contain others: a container, a module, a function, an object of a user's class."""
     if isinstance(value, (nn.Module, FunctionType, MethodType, partial, *_CONTAINERS)):
         return True
-    if isinstance(value, (type, torch.Tensor, LiftedNumber)) or not isinstance(getattr(value, "__dict__", None), dict):
+    if isinstance(value, (type, torch.Tensor, LiftedNumber)) or not isinstance(attributes_in(value), dict):
         return False  # `list[int].__dict__` is that of the class, which cannot be written
     return type(value).__module__.partition(".")[0] not in _FOREIGN
 

@@ -17,6 +17,7 @@ from torch import nn
 import pipecompile as pc
 from pipecompile.errors import TraceError
 from pipecompile.torch_private.modes import FakeTensorMode
+from pipecompile.tracing.interception import randomness
 from pipecompile.tracing.interception.randomness import RandomDrawCounter, draws_random, rng_function
 from pipecompile.tracing.node_facts import facts
 from tests.support.eager import assert_same
@@ -215,6 +216,49 @@ def test_a_model_that_seeds_the_generator_draws_although_it_ends_in_the_state_of
     np.random.seed(1)
     graph(x)
     assert np.random.random() == wanted
+
+
+def tallied(m: Any, x: torch.Tensor) -> torch.Tensor:
+    total = 0
+    for i in range(200):
+        total = (total + i * 2) % 7 if i != 3 else total
+    x = x * RNG.random()  # the line
+    return m.b(x) * total
+
+
+def test_arithmetic_before_a_draw_is_not_looked_at_operation_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(randomness, "python_draws", lambda states: looks.append(1) or states.of_python().changed())
+    graph = pc.trace(Root(tallied), torch.ones(2, 4))
+    assert [reason.fault.source for reason in graph.facts.kept] == ["x = x * RNG.random()  # the line"]
+    assert len(looks) < 600  # of 2,600 operations
+
+
+class Rated(nn.Module):
+    """Draws in a property, whose value a sum reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    @property
+    def rate(self) -> float:
+        return RNG.random()  # in the property
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        x = x * self.rate  # the line
+        return x + 1
+
+
+def test_a_draw_of_a_property_is_found_at_its_own_line() -> None:
+    before = RNG.getstate()
+    graph = pc.trace(model := nn.Sequential(Rated(), nn.Linear(4, 4)), torch.ones(2, 4))
+    RNG.setstate(before)
+    first = graph(torch.ones(2, 4))
+    RNG.setstate(before)
+    assert torch.equal(first, model(torch.ones(2, 4)))
+    assert [reason.fault.source for reason in graph.facts.kept] == ["return RNG.random()  # in the property"]
 
 
 def test_a_draw_that_no_statement_has_is_refused_at_its_line() -> None:
