@@ -6,7 +6,7 @@ of random number generators are restored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
@@ -32,11 +32,11 @@ from pipecompile.tracing.opaque.saved_bytes import SavedBytes, memory_key
 from pipecompile.tracing.opaque.thinned_masks import MaskThinning
 from pipecompile.tracing.opaque.trial_calls import KernelWork, TrialCall, TrialTensor
 from pipecompile.tracing.outlining.outlined_calls import BlockCall
-from pipecompile.tracing.reachable_code import closure_tensors, reachable
+from pipecompile.tracing.reachable_code import closure_tensors
 from pipecompile.tracing.state.function_state import globals_restored
 from pipecompile.tracing.state.muted_output import output_muted
-from pipecompile.tracing.state.random_states import RandomStates, generators_among, random_sources
-from pipecompile.tracing.state.snapshot import held_values, model_restored, places_of
+from pipecompile.tracing.state.random_states import RandomStates
+from pipecompile.tracing.state.snapshot import Place, model_restored, places_of
 from pipecompile.tracing.state.tensor_contents import tensors_restored
 
 __all__ = ["run_trial"]
@@ -83,9 +83,12 @@ def _run(
 ) -> dict[Piece, list[TrialCall]]:
     """Run the model once. Without hooks on what autograd saves, all memory that a call allocates counts as saved."""
     calls: dict[Piece, list[_Notes]] = {piece: [] for piece in pieces}
-    kernels = _KernelMode(model, MaskThinning(_tensors((args, kwargs)), is_active=thins), has_hooks=has_hooks)
+    places = places_of(model, deep=True)
     with ExitStack() as stack:
-        for context in _contexts(model, calls, kernels):
+        states = stack.enter_context(model_restored(model, places))
+        masks = MaskThinning(_tensors((args, kwargs)), is_active=thins)
+        kernels = _KernelMode(model, states, masks, has_hooks=has_hooks)
+        for context in _contexts(model, places, calls, kernels):
             stack.enter_context(context)
         if reseed:
             torch.manual_seed(torch.initial_seed() + reseed)
@@ -99,7 +102,7 @@ def _run(
 
 
 def _contexts(
-    model: nn.Module, calls: dict[Piece, list[_Notes]], kernels: _KernelMode
+    model: nn.Module, places: Sequence[Place], calls: dict[Piece, list[_Notes]], kernels: _KernelMode
 ) -> tuple[AbstractContextManager[Any], ...]:
     """Return the contexts of a trial run, in which the calls of pieces are noted with the values that they get."""
     outside = OutsideNames(model)
@@ -119,8 +122,7 @@ def _contexts(
 
     return (
         torch.compiler.set_stance("force_eager"),
-        model_restored(model),
-        tensors_restored(model),
+        tensors_restored(model, places=places),
         globals_restored(model),
         output_muted(),
         piece_calls_intercepted(model, calls, handle),
@@ -158,14 +160,12 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 class _KernelMode(ObservingMode):  # type: ignore[no-untyped-call]
     """Note for all memory allocated in the run which piece allocated it, and pass kernels on to the current observer."""
 
-    def __init__(self, model: nn.Module, masks: MaskThinning, *, has_hooks: bool) -> None:
+    def __init__(self, model: nn.Module, states: RandomStates, masks: MaskThinning, *, has_hooks: bool) -> None:
         super().__init__()
-        self.model, self.masks, self.has_hooks = model, masks, has_hooks
+        self.model, self.sources, self.masks, self.has_hooks = model, states.sources, masks, has_hooks
         self.makers: dict[int, Piece | None] = {}
         self.memory: list[StorageWeakRef] = []
         self.observer: _CallObserver | None = None
-        held = (*held_values(places_of(model)), *reachable(model).objects)
-        self.sources = random_sources(generators_among(held))
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         read = _tensors((args, kwargs))

@@ -162,7 +162,7 @@ def globals_restored(model: nn.Module, *, tensors: bool = True) -> Iterator[list
     with ExitStack() as stack:
         containers = stack.enter_context(contents_restored(places))
         if tensors:
-            stack.enter_context(tensors_restored(*roots, alone, most=_MOST))
+            stack.enter_context(tensors_restored(*roots, *alone, most=_MOST, places=places))
         try:
             yield names
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -68,13 +68,14 @@ _WITHOUT_SLOTS = _FOREIGN | {"pipecompile"}
 
 
 @contextmanager
-def model_restored(model: nn.Module) -> Iterator[RandomStates]:
+def model_restored(model: nn.Module, places: Sequence[Place] | None = None) -> Iterator[RandomStates]:
     """Restore every module, everything reachable from it, and the random states of the CPU when the block ends, error or not.
 
     Tensors are restored by identity. Their contents are safe because the block computes on fake tensors; for a block that
-    computes on real ones see `tensor_contents`. The states of the generators at the beginning are yielded.
+    computes on real ones see `tensor_contents`. The states of the generators at the beginning are yielded. `places` are those of the
+    model, deep, if the caller has just searched for them.
     """
-    places = places_of(model, deep=True)
+    places = places_of(model, deep=True) if places is None else places
     generators = generators_among((*held_values(places), *reachable(model).objects))
     with random_states_restored(random_sources(generators)) as states, contents_restored(places):
         yield states
@@ -93,12 +94,14 @@ def contents_restored(places: Iterable[Place]) -> Iterator[list[Any]]:
                 changed.append(container)
 
 
-def tensors_of(*roots: Any, most: int | None = None) -> list[torch.Tensor]:
+def tensors_of(*roots: Any, most: int | None = None, places: Sequence[Place] | None = None) -> list[torch.Tensor]:
     """Return every tensor reachable from a model or other objects, in a table or anywhere else, each once. For `most` see `places_of`; of a
     module that is reached, all parameters and buffers are returned, also those of scripted modules, whose tables are in TorchScript.
+    `places` are the containers of the roots, deep, if the caller has just searched for them.
     """
     tensors, searched = dict[int, torch.Tensor](), set[int]()
-    for item in (*roots, *held_values(places_of(*roots, most=most, deep=True))):
+    places = places_of(*roots, most=most, deep=True) if places is None else places
+    for item in (*roots, *held_values(places)):
         if isinstance(item, torch.Tensor):
             tensors[id(item)] = item
         elif isinstance(item, nn.Module) and id(item) not in searched:

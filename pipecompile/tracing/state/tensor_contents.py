@@ -14,21 +14,24 @@ from pipecompile.torch_private.accelerators import forked_generators
 from pipecompile.torch_private.modes import ObservingMode
 from pipecompile.torch_private.operators import HigherOrderOperator, schema_of
 from pipecompile.torch_private.storages import preserve_versions, storage_key
-from pipecompile.tracing.state.snapshot import tensors_of
+from pipecompile.tracing.state.snapshot import Place, tensors_of
 
 __all__ = ["CopyBeforeWrite", "is_same_memory", "moved_memory", "put_memory_back", "tensors_restored"]
 
 
 @contextmanager
-def tensors_restored(*roots: Any, most: int | None = None) -> Iterator[list[torch.Tensor]]:
+def tensors_restored(
+    *roots: Any, most: int | None = None, places: Sequence[Place] | None = None
+) -> Iterator[list[torch.Tensor]]:
     """Restore, when the block ends, the contents and memory of all tensors that a model or other objects hold, `.grad`, and the
     random states of GPUs.
 
     Buffers and plain tensors are copied at once, a parameter before the first kernel that writes to it. `p.data = values` gives a
     tensor other memory, and is undone as well. With `most`, only the tensors in the `most` nearest containers are restored, and
-    each is copied before the first kernel that writes to it; after the block, the list then has those that had changed.
+    each is copied before the first kernel that writes to it; after the block, the list then has those that had changed. For `places`
+    see `tensors_of`.
     """
-    held = tensors_of(*roots, most=most)
+    held = tensors_of(*roots, most=most, places=places)
     parameters = [tensor for tensor in held if isinstance(tensor, nn.Parameter)]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in parameters]
     parameter_ids = {id(parameter) for parameter in parameters}

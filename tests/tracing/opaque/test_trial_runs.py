@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from pipecompile.tracing.model_pieces import Piece
+from pipecompile.tracing.opaque import trial_runs
 from pipecompile.tracing.opaque.trial_calls import TrialTensor
 from pipecompile.tracing.opaque.trial_runs import run_trial
+from pipecompile.tracing.state import function_state, snapshot
 
 
 class Part(nn.Module):
@@ -107,3 +109,17 @@ def test_what_a_call_writes_through_data_is_noted():
     assert [*map(id, call.trained)] == [id(model.part.weight)]
     assert call.written == (1,)
     assert torch.equal(model.part.weight, before)
+
+
+def test_the_state_of_the_model_is_searched_once_for_a_run(monkeypatch):
+    model, searched = Whole(), []
+    plain = snapshot.places_of
+
+    def places_of(*roots, **options):
+        searched.extend(root for root in roots if root is model)
+        return plain(*roots, **options)
+
+    for module in (snapshot, function_state, trial_runs):
+        monkeypatch.setattr(module, "places_of", places_of)
+    run_trial(model, (torch.randn(3, 4),), {}, [Piece("part")])
+    assert len(searched) == 1
