@@ -78,12 +78,11 @@ class CallRecorder(TorchFunctionMode):
         self.values = ValueNodes(self.graph, symbol, self.twins, opaque_calls.opaque.known_objects)
         self.regions = Regions(self.graph, Ambient.now(grad=grad))
         self.writer = NodeWriter(self.values, self.regions)
+        self.layer_writes = LayerWrites(self.values, self.dispatcher)
         self.names = {id(module): name for name, module in model.named_modules()}
-        self.reach, self.executed = reachable(model), ExecutedCode()
-        self.draws, self.layer_writes = RandomDrawCounter(), LayerWrites(self.values, self.dispatcher)
+        self.reach, self.executed, self.draws = reachable(model), ExecutedCode(), RandomDrawCounter()
         self.is_paused = self.asked_grad_mode = self.has_lifted = False
-        self.is_grad_enabled, self.noticed_at = grad, ""
-        self.asked, self.thread = dict[str, str](), get_ident()
+        self.is_grad_enabled, self.noticed_at, self.asked, self.thread = grad, "", dict[str, str](), get_ident()
 
     # -- calls of torch -------------------------------------------------------------------------------------------
 
