@@ -25,7 +25,9 @@ def _read(layer: Any, _args: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "names"), [(_scale, {"1.weight"}), (_replace, {"1.weight"}), (_read, set[str]())], ids=str
+    ("hook", "names"),
+    [(_scale, {"1.weight"}), (_replace, {"1.weight"}), (_read, set[str]())],
+    ids=["scale", "replace", "read"],
 )
 def test_hooks(hook: Any, names: set[str]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
