@@ -78,7 +78,7 @@ def test_neither_recording_nor_guards_call_them() -> None:
 
 
 class Looked:
-    """Counts its attributes that are read, as a configuration of transformers does much in Python for each."""
+    """Counts its attributes that are read, as a configuration of transformers does much in Python for each; `isinstance` reads the class."""
 
     reads = 0
 
@@ -86,7 +86,7 @@ class Looked:
         self.cache = [1]
 
     def __getattribute__(self, name: str) -> Any:
-        Looked.reads += 1
+        Looked.reads += name != "__class__"
         return super().__getattribute__(name)
 
 

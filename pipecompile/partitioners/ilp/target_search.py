@@ -80,9 +80,9 @@ NEIGHBOURHOOD_SHARE = 8
 CAPACITY_SHARE = 8
 """Divisor of the seconds left that the bound from all stages together may take."""
 
-AVERAGE_SHARE = 4
-"""Divisor of the seconds left that the bound from one stage of average work may take. Random graphs of 90 to 190 clusters
-(`benchmarks/partition_random.py`) in 16 stages take 2 to 6 CPU seconds, with 190 up to 15.
+AVERAGE_SHARE = 0.4
+"""Share of the seconds left that the bound from one stage of average work may take. Random graphs of 90 to 190 clusters
+(`benchmarks/partition_random.py`) in 16 stages take 2 to 6 CPU seconds, with 190 up to 15, and in 8 stages 10 to 15.
 """
 
 COLUMN_SHARE, WIDE = (0.75, 0.25), 8
@@ -141,7 +141,7 @@ def _improve(state: SolverState, attempt: Attempt) -> None:
     has_tensors = bound > state.lower_bound
     state.raise_bound(bound, "ilp")
     if has_tensors and state.has_gap:
-        end = monotonic() + state.seconds_left / AVERAGE_SHARE
+        end = monotonic() + AVERAGE_SHARE * state.seconds_left
         state.raise_bound(average_bound(clusters, machine, clusters.time, high, end), "ilp")
     if has_tensors and state.has_gap:
         share = COLUMN_SHARE[len(clusters) > WIDE * len(machine)]
