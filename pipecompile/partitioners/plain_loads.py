@@ -1,4 +1,5 @@
-"""The loads of stages on equal links as single numbers, updated as clusters move: three times as fast as `LoadTracker`.
+"""The loads of stages on equal links as single numbers, updated as clusters move: with them annealing makes 2.8 times
+as many moves as with `LoadTracker`.
 
     flow a ──▶ b, c, d      a | b c | d      counts   0 2 1      consumers in each stage
                             0   1     2      receivers = 2       stages other than a's with a consumer

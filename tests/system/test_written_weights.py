@@ -147,6 +147,7 @@ MODELS = [
     HookExchanges,
     HookOfAnother,
     HookedNorm,
+    HookedLater,
     Watched,
 ]
 
